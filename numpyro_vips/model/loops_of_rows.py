@@ -22,8 +22,9 @@ class ProgramOfRows(NamedTuple):
     Attributes:
       program: The program.
       of_row: For each of its inputs whether it is of the row.
-      draws: Whether it draws what a row observes. JAX's and NumPyro's samplers reject
-        draws until one fits, and end whatever the row holds; others may not.
+      draws: Whether it draws what a row observes. NumPyro's samplers reject draws until
+        one fits, and end whatever the row holds, as `simulated_rows` calls them; others
+        may not.
     """
 
     program: jex_core.ClosedJaxpr

@@ -6,6 +6,7 @@ nothing of its covariates, which the caller gives. Nothing here reads a row: of 
 private arguments only shapes and types are used.
 """
 
+import copy
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64, Int64
+from numpyro.distributions import Distribution
 
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
@@ -77,7 +79,7 @@ class RowSimulator:
                 if site.is_latent:
                     latents[site.name] = jnp.zeros(site.shape, site.dtype)
             for number, site in enumerate(sites):
-                fn = graph.run(rows, latents)[site.name]["fn"]
+                fn = with_possible_chances(graph.run(rows, latents)[site.name]["fn"])
                 value = _as_wide(fn, site.shape).sample(jax.random.fold_in(key, number))
                 if site.is_latent:
                     latents[site.name] = value
@@ -196,6 +198,41 @@ class RowSimulator:
                 blank[name].reshape(count, -1)[:, places] = given
             start += len(places)
         return blank, latents, jax.random.split(threefry_key(seed), count)
+
+
+def with_possible_chances(fn: Any) -> Any:
+    """The distribution with what has to lie between two numbers, as a chance, moved
+    there.
+
+    NumPyro's sampler of Binomial counts never ends at a negative chance. Whether a row
+    has one would show in whether the fit ends.
+    """
+    found = copy.copy(fn)
+    attributes: dict[str, Any] = vars(fn)
+    for name, value in attributes.items():
+        if isinstance(value, Distribution):
+            moved: Any = with_possible_chances(value)
+        elif isinstance(value, list | tuple) and all(
+            isinstance(part, Distribution) for part in value
+        ):
+            moved = type(value)(map(with_possible_chances, value))
+        elif (ends := _ends(fn.arg_constraints.get(name))) is not None and (
+            jnp.issubdtype(jnp.result_type(value), jnp.floating)
+        ):
+            moved = jnp.clip(attributes[name], *ends)
+        else:
+            continue
+        vars(found)[name] = moved
+    return found
+
+
+def _ends(constraint: Any) -> tuple[float, float] | None:
+    """Between which numbers a parameter has to lie; None unless there are two."""
+    low = getattr(constraint, "lower_bound", None)
+    high = getattr(constraint, "upper_bound", None)
+    if isinstance(low, int | float) and isinstance(high, int | float):
+        return float(low), float(high)
+    return None
 
 
 def _as_wide(fn: Any, shape: tuple[int, ...]) -> Any:

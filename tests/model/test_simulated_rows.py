@@ -1,5 +1,7 @@
 """Rows drawn from a model at given globals."""
 
+import subprocess
+import sys
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.simulated_rows import RowSimulator, with_possible_chances
 
 
 def graph_of(fn: Any, *arguments: Any) -> ModelGraph:
@@ -149,3 +151,43 @@ def test_a_vector_in_the_place_of_several_is_not_drawn() -> None:
             numpyro.sample("Y", fn, obs=Y)
 
     assert RowSimulator.of(graph_of(vectors, 5, np.ones((5, 3, 2), np.float32))) is None
+
+
+def test_chances_are_moved_into_their_range_wherever_they_stand() -> None:
+    chances = jnp.array([-1e3, 0.0, 0.25, 1.0, 7.0, np.inf, np.nan])
+    moved = [0.0, 0.0, 0.25, 1.0, 1.0, 1.0, np.nan]
+    with numpyro.validation_enabled(False):
+        counts: Any = dist.Binomial(jnp.arange(7), probs=chances)
+        inflated: Any = dist.ZeroInflatedDistribution(counts, gate=jnp.full(7, 2.0))
+        wrapped: Any = with_possible_chances(inflated.mask(chances > 0).to_event(1))
+        normal: Any = with_possible_chances(dist.Normal(chances, -1.0))
+    found = wrapped.base_dist.base_dist
+    np.testing.assert_array_equal(found.base_dist.probs, moved)
+    np.testing.assert_array_equal(found.base_dist.total_count, np.arange(7))
+    np.testing.assert_array_equal(found.gate, np.ones(7))
+    np.testing.assert_array_equal(counts.probs, chances)
+    np.testing.assert_array_equal(normal.loc, chances)
+
+
+ENDLESS = """
+import jax, jax.numpy as jnp, numpy as np, numpyro, numpyro.distributions as dist
+import numpyro_vips as nv
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.graph import build_graph
+from numpyro_vips.model.simulated_rows import RowSimulator
+
+def counts(x, y):
+    w = numpyro.sample("w", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Binomial(9, probs=w * x), obs=y)
+
+x, y = np.array([0.5, -1e3, 7.0, np.inf, np.nan], np.float32), np.ones(5, np.int32)
+model = nv.private(counts, unit="rows")
+simulator = RowSimulator.of(build_graph(model, bind_arguments(model, (x, y), {})))
+simulator.rows_at({"x": x, "y": y}, {"w": jnp.full(5, 0.5)}, 0)
+"""
+
+
+def test_a_row_is_redrawn_in_the_end_whatever_it_holds() -> None:
+    """NumPyro's sampler does not come to an end at a negative chance."""
+    subprocess.run([sys.executable, "-c", ENDLESS], check=True, timeout=120)
