@@ -685,7 +685,8 @@ def test_a_fit_that_takes_all_of_delta_is_named_as_the_cause():
 def test_events_of_an_iterator_are_calibrated_as_those_of_a_list(composition):
     budget = PrivacyBudget(1.0, 1e-6, composition=composition)
     events = [full(1.0, 10), poisson(2.0, 0.05, 100)]
-    factor = budget.calibrate_events(iter(events), epsilon=0.5, delta=1e-7)
+    once: Any = iter(events)
+    factor = budget.calibrate_events(once, epsilon=0.5, delta=1e-7)
     assert factor == budget.calibrate_events(events, epsilon=0.5, delta=1e-7) > 0
 
 
