@@ -3,6 +3,7 @@
 import contextlib
 import fnmatch
 import gc
+import importlib
 import itertools
 import os
 import random
@@ -17,7 +18,6 @@ import _scheduling
 import jax
 import pytest
 import threadpoolctl
-from jax._src.interpreters import mlir
 
 # Annotations are checked in these, while tests run and never in use. The hook must be
 # there before a module of theirs is imported. Where users' own values come in, which
@@ -277,7 +277,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
     # Private to JAX, and left alone where it has gone.
-    if hasattr(mlir, "make_ir_context"):
+    with contextlib.suppress(ImportError, AttributeError):
+        mlir: Any = importlib.import_module("jax._src.interpreters.mlir")
         mlir.make_ir_context = _Contexts(mlir.make_ir_context)
     config.pluginmanager.register(_scheduling.Scheduling(config))
 
