@@ -120,7 +120,7 @@ def share_of_rows(
         if not np.any(one.noise_stddev) and not np.any(one.curvature_noise):
             precision, slope = one.curvature, one.residual
         else:
-            known = _known(one, knows_noise)
+            known = _known(one, knows_noise, keeps_squares=True)
             precision, slope = np.zeros_like(one.curvature), np.zeros_like(one.residual)
             precision[np.ix_(known.read, known.read)] = known.precision
             slope[known.read] = known.slope
@@ -133,8 +133,13 @@ def _nothing(target: Target, centre: Float64[np.ndarray, "..."]) -> Natural:
     return {"x": np.zeros(centre.shape), "xx": np.zeros(target.covariance.shape)}
 
 
-def _known(target: Target, knows_noise: bool) -> _Known:
-    """What the release says of one vector; see `_Known`."""
+def _known(target: Target, knows_noise: bool, *, keeps_squares: bool = False) -> _Known:
+    """What the release says of one vector; see `_Known`.
+
+    Args:
+      target, knows_noise: See `natural_under_noise`.
+      keeps_squares: See `rows_information`.
+    """
     read = np.flatnonzero(target.noise_stddev > 0)
     block = np.ix_(read, read)
     # In these units noise is as large in every entry of the information's diagonal.
@@ -147,7 +152,7 @@ def _known(target: Target, knows_noise: bool) -> _Known:
     )
     variance = (target.noise_stddev[read] / units) ** 2
     prior = np.diag(target.prior_precision)[read] / units**2
-    found = rows_information(information, prior, variance)
+    found = rows_information(information, prior, variance, keeps_squares=keeps_squares)
     matrix, slope = found.matrix(found.values), target.residual[read] / units
     if knows_noise:
         # I (I + V)⁻¹, V being positive for every coordinate that is read.

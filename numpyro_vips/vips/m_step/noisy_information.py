@@ -166,6 +166,8 @@ def rows_information(
     information: Information,
     prior_precision: Float64[np.ndarray, "..."],
     variance: Float64[np.ndarray, " read"] | float,
+    *,
+    keeps_squares: bool = False,
 ) -> Spectrum:
     """The information that the rows have, given what was released of it.
 
@@ -181,6 +183,8 @@ def rows_information(
       information: The release.
       prior_precision: Of each coordinate, or of all as a matrix.
       variance: Of the noise in an entry of the score.
+      keeps_squares: Whether the posterior gets the mixture's variance and not its
+        interval, as its expected squares are what is asked for.
     """
     values, axes = np.linalg.eigh(information.matrix)
     found = Spectrum(axes, values)
@@ -206,10 +210,12 @@ def rows_information(
         known = known_precision(tried, noise[:, None])
         nothing = _probability_of_nothing(values / stddev, typical / stddev)[:, None]
         evenly = np.broadcast_to((1.0 - nothing) / len(_QUANTILES), known.shape)
-        variances = _variance_with_the_interval_of(
-            np.hstack([1.0 / prior[:, None], 1.0 / (prior[:, None] + known)]),
-            np.hstack([nothing, evenly]),
-        )
+        parts = np.hstack([1.0 / prior[:, None], 1.0 / (prior[:, None] + known)])
+        weights = np.hstack([nothing, evenly])
+        if keeps_squares:
+            variances = np.sum(weights * parts, axis=1)
+        else:
+            variances = _variance_with_the_interval_of(parts, weights)
         known = np.maximum(1.0 / variances - prior, 0.0)
         values = 0.5 * (known + np.sqrt(known**2 + 4.0 * known * noise))
     return Spectrum(axes, np.maximum(values, 0.0))

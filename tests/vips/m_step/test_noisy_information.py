@@ -62,6 +62,18 @@ def test_the_interval_is_that_of_all_that_the_information_may_be(released):
     )
     inside = nothing * normal.cdf(end * math.sqrt(prior)) + (1.0 - nothing) * inside
     assert 2.0 * inside - 1.0 == pytest.approx(0.95, abs=0.002)
+    # Where expected squares are asked for, it is the variance.
+    expected, _ = integrate.quad(
+        lambda x: posterior_variance(x) * likely.pdf(x) / mass, low, high
+    )
+    expected = nothing / prior + (1.0 - nothing) * expected
+    found = rows_information(
+        Information(np.array([[released]]), stddev),
+        np.array([prior]),
+        variance,
+        keeps_squares=True,
+    )
+    assert posterior_variance(found.values[0]) == pytest.approx(expected, rel=0.06)
 
 
 def test_a_direction_that_may_be_hidden_by_chance_does_not_get_the_prior_s_width():
