@@ -113,7 +113,9 @@ def test_without_noise_it_is_the_sums_as_they_are(fit: EngineFit) -> None:
         {"⟨w⟩": 0.0, "⟨w w⟩": 0.0},
     )
     target = fit.engine.on_globals.newton_targets(state, sums)
-    share = share_of_rows(target[weights], release.centre, knows_noise=True)
+    share = share_of_rows(
+        target[weights], release.centre, knows_noise=True, keeps_squares=True
+    )
     np.testing.assert_allclose(share["xx"], -0.5 * release.curvature, rtol=1e-12)
     linear = release.curvature @ release.centre + release.residual
     np.testing.assert_allclose(share["x"], linear, rtol=1e-12)

@@ -136,12 +136,18 @@ class GlobalPrograms:
         That depends on the prior, given the state's other globals, by as much as it
         says how large information that noise hides may be.
         """
-        if not self.program.structure.newton:
+        structure = self.program.structure
+        if not structure.newton:
             return {}
         return shares_of_rows(
             self.newton_targets(state, sums),
             self.centre_in(state, state.centre),
             knows_noise=noise_read > 0,
+            # Other globals, such as a precision, are learnt from their squares.
+            keeps_squares=any(
+                factor.name not in structure.newton
+                for factor in structure.posterior_factors_of("global")
+            ),
         )
 
     def natural_of(

@@ -106,13 +106,18 @@ def natural_under_noise(
 
 
 def share_of_rows(
-    target: Target, centre: Float64[np.ndarray, "..."], *, knows_noise: bool
+    target: Target,
+    centre: Float64[np.ndarray, "..."],
+    *,
+    knows_noise: bool,
+    keeps_squares: bool,
 ) -> Natural:
     """What rows add to the natural parameters of one factor, for the other globals.
 
     Args:
       target, centre, knows_noise: See `natural_under_noise`. Without noise these are
         the sums as they are.
+      keeps_squares: See `rows_information`.
     """
     share = _nothing(target, centre)
     for index in np.ndindex(*centre.shape[:-1]):
@@ -120,7 +125,7 @@ def share_of_rows(
         if not np.any(one.noise_stddev) and not np.any(one.curvature_noise):
             precision, slope = one.curvature, one.residual
         else:
-            known = _known(one, knows_noise, keeps_squares=True)
+            known = _known(one, knows_noise, keeps_squares=keeps_squares)
             precision, slope = np.zeros_like(one.curvature), np.zeros_like(one.residual)
             precision[np.ix_(known.read, known.read)] = known.precision
             slope[known.read] = known.slope
@@ -230,10 +235,16 @@ def shares_of_rows(
     centres: Mapping[str, Float64[np.ndarray, "..."]],
     *,
     knows_noise: bool,
+    keeps_squares: bool,
 ) -> dict[str, Natural]:
     """`share_of_rows` of every factor whose prior is proper."""
     return {
-        name: share_of_rows(target, centres[name], knows_noise=knows_noise)
+        name: share_of_rows(
+            target,
+            centres[name],
+            knows_noise=knows_noise,
+            keeps_squares=keeps_squares,
+        )
         for name, target in targets.items()
         if is_proper(target)
     }
