@@ -457,17 +457,12 @@ class VipsEngine(Abilities):
 
         See `abilities.ClippingNorms.expected_squares`.
         """
-        if not state.first_curvature:
-            return {}
-        sums = Unclipped(
-            {**state.statistics, **state.first_curvature}, state.noise_stddev
-        )
-        targets = self.on_globals.newton_targets(state, sums)
-        places = {name: state.visited[name]["x"] for name in targets}
+        first = self.on_globals.first_curvature(state)
+        places = {name: state.visited[name]["x"] for name in first}
         return expected_squares(
             self.program.structure,
             self._roles.residuals,
-            {name: target.curvature for name, target in targets.items()},
+            {name: curvature for name, (curvature, _) in first.items()},
             self.on_globals.centre_in(state, places),
             units=state.units,
             num_rows=self.num_rows,

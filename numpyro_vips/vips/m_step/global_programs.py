@@ -13,6 +13,7 @@ from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.vips.e_step.evidence_bound import bound_of_globals
 from numpyro_vips.vips.m_step import m_step, starts
+from numpyro_vips.vips.m_step.expected_curvature import expected_curvatures
 from numpyro_vips.vips.m_step.known_steps import known_part
 from numpyro_vips.vips.m_step.newton_posterior import Natural, shares_of_rows
 from numpyro_vips.vips.posterior.posterior import KIND, ConjugatePosterior
@@ -200,11 +201,46 @@ class GlobalPrograms:
                 frames,
             )
         targets = as_targets(found)
+        # Steps go by what was released.
+        if about is None and is_noisy(sums.noise_stddev):
+            for name, expected in self._expected_curvatures(state, centre).items():
+                targets[name] = targets[name]._replace(expected=expected)
         for name, silent in self.program.silent.items():
             if silent.shape[1]:
                 there = frames[name].directions_in(silent) if name in frames else silent
                 targets[name] = targets[name].with_silent(centre[name], there)
         return targets
+
+    def _expected_curvatures(
+        self, state: VipsState, places: Mapping[str, Float64[np.ndarray, "..."]]
+    ) -> dict[str, Float64[np.ndarray, "..."]]:
+        """By factor, the curvature to expect at places in the coordinates of the
+        statistics; of those of which one was released."""
+        num_rows = self.program.graph.arguments.public_num_rows
+        found = {}
+        for name, (curvature, noise_stddev) in self.first_curvature(state).items():
+            features = self.program.features.get(name)
+            found[name] = expected_curvatures(
+                curvature,
+                noise_stddev,
+                places[name],
+                constant=() if features is None else features.constant,
+                num_rows=num_rows,
+            )
+        return found
+
+    def first_curvature(
+        self, state: VipsState
+    ) -> dict[str, tuple[Float64[np.ndarray, "..."], Float64[np.ndarray, "..."]]]:
+        """By factor that takes Newton steps, the curvature as it was released first,
+        with coefficients near zero, and the noise in it; empty if it was not."""
+        if state.first_curvature is None:
+            return {}
+        sums = Unclipped(
+            {**state.statistics, **state.first_curvature.statistics},
+            {**state.noise_stddev, **state.first_curvature.noise_stddev},
+        )
+        return self._products(state, sums, tuple(sorted(self.program.structure.newton)))
 
     def frames_of(self, state: VipsState) -> dict[str, Frame]:
         """The coordinates in which the statistics of a state were taken."""

@@ -139,6 +139,12 @@ class GlobalStep:
             first = min(roles.open & names)
             place = {name: state.expected_natural[name] for name in roles.open}
             asked = asked_also(asked, weights[first], place, state.clipped.get(first))
+        of_curvature = None
+        if curvatures := roles.curvatures & names:
+            of_curvature = Unclipped(
+                {name: statistics[name] for name in curvatures},
+                {name: deviations[name] for name in curvatures},
+            )
         return state._replace(
             statistics=statistics,
             noise_stddev=deviations,
@@ -150,10 +156,7 @@ class GlobalStep:
             released=state.released | names,
             num_steps=state.num_steps + 1,
             drift=drift or state.drift,
-            first_curvature={
-                **{name: statistics[name] for name in roles.curvatures & names},
-                **state.first_curvature,
-            },
+            first_curvature=state.first_curvature or of_curvature,
             units=self._units(state, names, statistics, deviations),
         )
 

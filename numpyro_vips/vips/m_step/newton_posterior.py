@@ -6,7 +6,8 @@ Residuals R̄, averaged over places with the average m̄, say of the coordinates
 
 I being the rows' information, of which there is a noisy release, and V the variance of
 the noise in R̄. See `noisy_information` for what that is worth: K = I (I + V)⁻¹ I, about
-m̄ + I⁻¹ R̄.
+m̄ + I⁻¹ R̄. What was released of I is read in units in which the information that is
+expected is the identity; see `expected_curvature`.
 
 - The posterior that is handed out stays at m̄ where noise hides the information, where
   new residuals have led in every step, and its width is nearly the prior's there:
@@ -38,6 +39,10 @@ from numpyro_vips.vips.m_step.noisy_information import (
 )
 from numpyro_vips.vips.steps.newton_steps import Target
 
+# What is expected of a direction is no less than that many standard deviations of the
+# noise in a coordinate's own entry.
+_LEAST_EXPECTED = 0.1
+
 # Natural parameters of a Gaussian, with the batch axes of its factor in front.
 Natural = dict[str, Float64[np.ndarray, "..."]]
 
@@ -50,33 +55,38 @@ class _Known(NamedTuple):
         through the prior alone.
       precision: K, or I for the same information without noise in the residuals.
       slope: K I⁻¹ R̄, or R̄: the likelihood's gradient at m̄.
-      units: Of the noise, in which the fields below are; K is in units of the
-        coordinates.
+      units: U, see `_units`: the fields below are in units U of the coordinates, a
+        matrix M of these being U⁻¹ M U⁻ᵀ there.
       found: The rows' information.
       information: What was released of it.
-      prior: The prior's precision of each coordinate.
-      variance: Of the noise in an entry of the residuals.
+      prior: The prior's precision, of each coordinate alone.
+      variance: Of the noise in the residuals.
     """
 
     read: Int[np.ndarray, " read"]
     precision: Float64[np.ndarray, "read read"]
     slope: Float64[np.ndarray, " read"]
-    units: Float64[np.ndarray, " read"]
+    units: Float64[np.ndarray, "read read"]
     found: Spectrum
     information: Information
-    prior: Float64[np.ndarray, " read"]
-    variance: Float64[np.ndarray, " read"]
+    prior: Float64[np.ndarray, "read read"]
+    variance: Float64[np.ndarray, "read read"]
 
-    def hidden(self, limit: float) -> Float64[np.ndarray, "read read"]:
-        """The part of each direction that noise hides, though rows can have led there.
+    def away(
+        self, slope: Float64[np.ndarray, " read"], limit: float
+    ) -> Float64[np.ndarray, " read"]:
+        """A gradient's part along directions that noise hides, though rows can have led
+        there.
 
         Args:
-          limit: See `natural_under_noise`, of this vector.
+          slope: The gradient.
+          limit: See `Information.limit`, of this vector.
         """
         information = self.information._replace(limit=limit)
         heard = share_heard(self.found, information, self.prior, self.variance)
         shares = (1.0 - share_known(self.found, information)) * heard
-        return self.found.matrix(shares)
+        hidden = self.found.matrix(shares)
+        return self.units @ (hidden @ np.linalg.solve(self.units, slope))
 
 
 def natural_under_noise(
@@ -147,36 +157,63 @@ def _known(target: Target, knows_noise: bool, *, keeps_squares: bool = False) ->
     """
     read = np.flatnonzero(target.noise_stddev > 0)
     block = np.ix_(read, read)
-    # In these units noise is as large in every entry of the information's diagonal.
-    noise = np.diag(target.curvature_noise)[read]
-    units = np.sqrt(np.where(noise > 0, noise, 1.0))
+    units = _units(target, read)
     information = Information(
-        target.curvature[block] / np.outer(units, units),
-        target.curvature_noise[block] / np.outer(units, units),
+        _in_units(target.curvature[block], units),
+        target.curvature_noise[block],
         silent=_silent(target.silent, read, units),
+        coordinates=np.linalg.inv(units).T,
     )
-    variance = (target.noise_stddev[read] / units) ** 2
-    prior = np.diag(target.prior_precision)[read] / units**2
+    variance = _in_units(np.diag(target.noise_stddev[read] ** 2), units)
+    prior = _in_units(np.diag(np.diag(target.prior_precision)[read]), units)
     found = rows_information(information, prior, variance, keeps_squares=keeps_squares)
-    matrix, slope = found.matrix(found.values), target.residual[read] / units
+    matrix = found.matrix(found.values)
+    slope = np.linalg.solve(units, target.residual[read])
     if knows_noise:
-        # I (I + V)⁻¹, V being positive for every coordinate that is read.
-        kept = np.linalg.solve(matrix + np.diag(variance), matrix).T
+        # I (I + V)⁻¹ I, V being positive for every coordinate that is read.
+        kept = np.linalg.solve(matrix + variance, matrix).T
         matrix, slope = kept @ matrix, kept @ slope
         matrix = 0.5 * (matrix + matrix.T)
-    precision, slope = matrix * np.outer(units, units), slope * units
+    precision, slope = units @ matrix @ units.T, units @ slope
     return _Known(read, precision, slope, units, found, information, prior, variance)
+
+
+def _units(
+    target: Target, read: Int[np.ndarray, " read"]
+) -> Float64[np.ndarray, "read read"]:
+    """U, a root of a matrix UUᵀ that the information is compared with.
+
+    Its eigenvalues are taken to be alike, as long as noise does not show otherwise. So
+    this is the information that is expected, where that is known. Otherwise it is that
+    of which noise is as large in every entry of the diagonal.
+    """
+    noise = np.diag(target.curvature_noise)[read]
+    alone = np.where(noise > 0, noise, 1.0)
+    if target.expected is None:
+        return np.diag(np.sqrt(alone))
+    root = np.sqrt(alone)
+    matrix = target.expected[np.ix_(read, read)] / np.outer(root, root)
+    values, axes = np.linalg.eigh(matrix)
+    return root[:, None] * (axes * np.sqrt(np.maximum(values, _LEAST_EXPECTED)))
+
+
+def _in_units(
+    matrix: Float64[np.ndarray, "read read"], units: Float64[np.ndarray, "read read"]
+) -> Float64[np.ndarray, "read read"]:
+    """U⁻¹ M U⁻ᵀ."""
+    found = np.linalg.solve(units, np.linalg.solve(units, matrix).T)
+    return 0.5 * (found + found.T)
 
 
 def _silent(
     silent: Float64[np.ndarray, "size directions"] | None,
     read: Int[np.ndarray, " read"],
-    units: Float64[np.ndarray, " read"],
+    units: Float64[np.ndarray, "read read"],
 ) -> Float64[np.ndarray, "read directions"] | None:
-    """Directions among the coordinates that rows read, in the units of their noise."""
+    """Directions among the coordinates that rows read, in the units U."""
     if silent is None or len(read) < len(silent):
         return None
-    return np.linalg.qr(units[:, None] * silent)[0]
+    return np.linalg.qr(units.T @ silent)[0]
 
 
 def _of_one(
@@ -187,11 +224,11 @@ def _of_one(
 ) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
     """Linear natural parameter and precision of one vector."""
     known = _known(target, knows_noise)
-    read, units = known.read, known.units
+    read = known.read
     centre = _settled(target, centre, read)
     total = target.prior_precision.copy()
     slope = target.prior_linear - total @ centre
-    away = known.hidden(limit) @ ((known.slope + slope[read]) / units) * units
+    away = known.away(known.slope + slope[read], limit)
     total[np.ix_(read, read)] += known.precision
     slope[read] += known.slope - away
     return total @ centre + slope, total

@@ -46,12 +46,15 @@ class Information(NamedTuple):
         of it.
       silent: Directions of which rows say nothing whatever they hold, as orthonormal
         columns; the matrix has none of its noise there. None if there are none.
+      coordinates: The directions that noise is given in, as columns B of those of the
+        matrix, which is B⁻¹ R B⁻ᵀ of the released R. None if they are the same.
     """
 
     matrix: Float64[np.ndarray, "read read"]
     noise_stddev: Float64[np.ndarray, "read read"] | float
     limit: float = math.inf
     silent: Float64[np.ndarray, "read directions"] | None = None
+    coordinates: Float64[np.ndarray, "read read"] | None = None
 
     @property
     def is_noisy(self) -> bool:
@@ -75,7 +78,8 @@ class Information(NamedTuple):
         else:
             variance = stddev**2
             variance[np.diag_indices(len(variance))] *= 0.5
-            found = (axes**2).T @ variance @ axes**2
+            own = axes if self.coordinates is None else self.coordinates @ axes
+            found = (own**2).T @ variance @ own**2
         if self.silent is None:
             return found
         heard = 1.0 - np.clip(np.sum((self.silent.T @ axes) ** 2, axis=0), 0.0, 1.0)
@@ -139,7 +143,7 @@ def share_heard(
     found: Spectrum,
     information: Information,
     prior_precision: Float64[np.ndarray, "..."],
-    variance: Float64[np.ndarray, " read"] | float,
+    variance: Float64[np.ndarray, "..."] | float,
 ) -> Float64[np.ndarray, " read"]:
     """How far rows can have led iterates along each eigenvector, from 0 to 1.
 
@@ -151,12 +155,14 @@ def share_heard(
       found: The rows' information.
       information: What was released of it.
       prior_precision: Of each coordinate, or of all as a matrix.
-      variance: Of the noise in an entry of the score.
+      variance: Of the noise in the score: one number, a diagonal or a matrix.
     """
     stddev = np.sqrt(2.0 * np.diag(information.noise_between(found.axes)))
     most = found.values + _MOST_HIDDEN * stddev
     # What rows can say is spread over the axes.
     evenly = information.limit / len(most)
+    if information.coordinates is not None and math.isfinite(evenly):
+        evenly = evenly * stddev
     most = np.maximum(np.minimum(most, evenly), found.values)
     known = known_precision(most, found.along(variance))
     return known / (known + found.along(prior_precision))
@@ -165,7 +171,7 @@ def share_heard(
 def rows_information(
     information: Information,
     prior_precision: Float64[np.ndarray, "..."],
-    variance: Float64[np.ndarray, " read"] | float,
+    variance: Float64[np.ndarray, "..."] | float,
     *,
     keeps_squares: bool = False,
 ) -> Spectrum:
@@ -182,7 +188,7 @@ def rows_information(
     Args:
       information: The release.
       prior_precision: Of each coordinate, or of all as a matrix.
-      variance: Of the noise in an entry of the score.
+      variance: Of the noise in the score: one number, a diagonal or a matrix.
       keeps_squares: Whether the posterior gets the mixture's variance and not its
         interval, as its expected squares are what is asked for.
     """

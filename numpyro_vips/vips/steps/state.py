@@ -19,7 +19,7 @@ from numpyro_vips.vips.program.named_arrays import (
 from numpyro_vips.vips.steps.asked_places import AskedPlace
 from numpyro_vips.vips.steps.convergence import Trail
 from numpyro_vips.vips.steps.newton_steps import Way
-from numpyro_vips.vips.steps.released_sums import Bound
+from numpyro_vips.vips.steps.released_sums import Bound, Unclipped
 
 
 class VipsState(NamedTuple):
@@ -62,7 +62,7 @@ class VipsState(NamedTuple):
       as_good: The globals that another start found elsewhere, with the same bound.
       way: How far Newton steps have come, see `newton_steps`.
       first_curvature: What was released first of the statistics that are curvatures of
-        factors that take Newton steps.
+        factors that take Newton steps; None if nothing was.
       units: What entries of statistics are multiplied by where rows are clipped and
         noise is added, by the statistic's name; see `column_units`.
     """
@@ -95,9 +95,7 @@ class VipsState(NamedTuple):
     bounds: tuple[float, ...] = ()
     as_good: tuple[str, ...] = ()
     way: Way = Way()
-    first_curvature: Mapping[str, Float64[np.ndarray, "..."]] = types.MappingProxyType(
-        {}
-    )
+    first_curvature: Unclipped | None = None
     units: Mapping[str, Float64[np.ndarray, " columns"]] = types.MappingProxyType({})
 
 

@@ -94,7 +94,7 @@ def test_where_rows_cannot_be_heard_the_posterior_is_the_prior():
         for matrix in noise
     )
     both = Target(
-        *(np.stack(fields) for fields in zip(one[:-1], other[:-1], strict=True))
+        *(np.stack(fields) for fields in zip(one[:-2], other[:-2], strict=True))
     )
 
     def means(limit: float) -> np.ndarray:
@@ -164,7 +164,7 @@ def test_batches_are_factors_of_their_own_and_flat_priors_are_left_alone():
         curvature_stddev=1.0,
         prior=np.eye(2),
     )
-    both = Target(*(np.stack([field, 2.0 * field]) for field in one[:-1]))
+    both = Target(*(np.stack([field, 2.0 * field]) for field in one[:-2]))
     centre = np.array([[0.1, 0.2], [0.3, 0.4]])
     found = natural_under_noise(both, centre, knows_noise=True)
     alone = natural_under_noise(one, centre[0], knows_noise=True)

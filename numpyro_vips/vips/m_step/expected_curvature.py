@@ -1,0 +1,113 @@
+"""The curvature of a logistic likelihood at any place, from its release at zero.
+
+Noise may hide the curvature I(m) = Σ σ'(ψ) xxᵀ, ψ = xᵀm, where effects are strong:
+along m it is a twentieth there of what it is at zero, where it is Σ xxᵀ / 4. But what
+was released at zero says in which directions to expect less. With features that have
+the mean μ and the covariance Σ over rows of the total weight W, and ψ ~ Normal(a, s²)
+with a = μᵀm, s² = mᵀv and v = Σm, as of Gaussian features, and nearly so of sums of
+many,
+
+    I(m) = W [c₀ (μμᵀ + Σ − vvᵀ/s²) + c₁ (μvᵀ + vμᵀ)/s² + c₂ vvᵀ/s⁴],
+
+c_k being the mean of σ'(ψ) (ψ − a)ᵏ (by Stein's lemma). This is not taken for the
+curvature. A noisy release at m is read in units in which this is the identity, so that
+noise in it does not hide that some directions have less; see `newton_posterior`.
+
+It is made of released numbers alone.
+"""
+
+import math
+
+import numpy as np
+from jaxtyping import Float64
+
+# Nodes and weights of the mean over a standard Normal.
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+# Logits beyond which σ' is nothing.
+_LARGEST_LOGIT = 600.0
+
+
+def expected_curvatures(
+    curvature: Float64[np.ndarray, "*batch size size"],
+    noise_stddev: Float64[np.ndarray, "*batch size size"],
+    places: Float64[np.ndarray, "*batch size"],
+    *,
+    constant: tuple[int, ...],
+    num_rows: int,
+) -> Float64[np.ndarray, "*batch size size"]:
+    """The curvature to expect at some coefficients; positive semi-definite.
+
+    Args:
+      curvature: That of coefficients of zero, Σ xxᵀ / 4, with noise.
+      noise_stddev: Standard deviation of the noise in each entry.
+      places: The coefficients m.
+      constant: The coordinates of intercepts: every row has one of these, times 1.
+      num_rows: Public number of rows, their weight W unless intercepts show more.
+    """
+    found = np.empty_like(curvature)
+    for index in np.ndindex(*places.shape[:-1]):
+        squares = 4.0 * _without_spread(curvature[index], noise_stddev[index])
+        found[index] = _expected(squares, places[index], constant, num_rows)
+    return found
+
+
+def _expected(
+    squares: Float64[np.ndarray, "size size"],
+    place: Float64[np.ndarray, " size"],
+    constant: tuple[int, ...],
+    num_rows: int,
+) -> Float64[np.ndarray, "size size"]:
+    """I(m), of one vector of coefficients.
+
+    Args:
+      squares: Σ xxᵀ over rows, positive semi-definite.
+      place, constant, num_rows: See `expected_curvatures`.
+    """
+    weight, means = float(num_rows), np.zeros(len(place))
+    if constant:
+        # Of several trials in a row there are more.
+        chosen = list(constant)
+        weight = max(weight, float(squares[np.ix_(chosen, chosen)].sum()))
+        means = squares[chosen].sum(0) / weight
+    second = squares / weight
+    v = (second - np.outer(means, means)) @ place
+    variance = float(place @ v)
+    stddev = math.sqrt(max(variance, 0.0))
+    halves = np.abs(means @ place + stddev * _NODES) / 2.0
+    slopes = _WEIGHTS / (4.0 * np.cosh(np.minimum(halves, _LARGEST_LOGIT)) ** 2)
+    # Of the standardised logit (ψ − a)/s, and v/s.
+    c0, c1, c2 = (float(slopes @ _NODES**k) for k in range(3))
+    along = v / stddev if stddev > 0 else np.zeros_like(v)
+    across = np.outer(means, along)
+    found = c0 * second + c1 * (across + across.T) + (c2 - c0) * np.outer(along, along)
+    values, axes = np.linalg.eigh(weight * found)
+    return (axes * np.maximum(values, 0.0)) @ axes.T
+
+
+def _without_spread(
+    curvature: Float64[np.ndarray, "size size"],
+    noise_stddev: Float64[np.ndarray, "size size"],
+) -> Float64[np.ndarray, "size size"]:
+    """A noisy matrix, nearer to one of equal eigenvalues by as much as noise has driven
+    them apart (Ledoit and Wolf, 2004), and with none below zero.
+
+    Eigenvalues are compared where noise is equal in all entries of the diagonal.
+
+    Args:
+      curvature: The matrix.
+      noise_stddev: Standard deviation of the noise in each entry.
+    """
+    own = np.diag(noise_stddev)
+    is_noisy = own > 0
+    units = np.sqrt(np.where(is_noisy, own, 1.0))
+    units = np.outer(units, units)
+    matrix = curvature / units
+    size = np.diag(matrix)
+    if np.any(is_noisy):
+        size = np.where(is_noisy, max(float(np.mean(size[is_noisy])), 0.0), size)
+    spread = float(np.sum((matrix - np.diag(size)) ** 2))
+    of_noise = float(np.sum((noise_stddev / units) ** 2))
+    share = min(of_noise / spread, 1.0) if spread > 0 else 0.0
+    values, axes = np.linalg.eigh(share * np.diag(size) + (1.0 - share) * matrix)
+    return (axes * np.maximum(values, 0.0)) @ axes.T * units
