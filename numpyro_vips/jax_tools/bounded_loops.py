@@ -25,7 +25,8 @@ def with_bounded_loops(
 
     A loop that would have gone on ends with what it has by then. All others give what
     they gave: the same numbers to the last bit. Loops inside of operations that JAX
-    does not take apart, such as `custom_root`, stay as they are; `is_bounded` tells.
+    does not take apart, such as `custom_root`, stay as they are; `is_bounded` tells. So
+    do those that no program shows, as of `jax.random.gamma`, which end by themselves.
 
     Args:
       function: Of arrays, which may refer to others that are being traced. Derivatives
