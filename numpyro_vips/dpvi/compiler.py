@@ -262,7 +262,7 @@ def _row_gradients(
         )
         public, own = len(jax.tree.leaves(shared)), len(jax.tree.leaves(program.row))
         of_row = [public <= n < public + own for n in range(len(checked.in_avals))]
-        programs.append(ProgramOfRows(checked, of_row, draws=function is found.of_pair))
+        programs.append(ProgramOfRows(checked, of_row))
     return found, tuple(programs)
 
 

@@ -26,7 +26,9 @@ Derivatives that an author has given a function (`jax.custom_jvp`, `jax.custom_v
 part of the traced program wherever a derivative is taken.
 
 LAPACK prints a line where it is to decompose a matrix with an infinite number. So the
-singular values of what is not finite are not looked for: they are not numbers.
+singular values of what is not finite are not looked for: they are not numbers. Nor are
+incomplete Gamma functions of huge shapes: JAX adds up their series until it converges,
+which takes longer than anybody can wait in double precision.
 """
 
 import functools
@@ -185,8 +187,9 @@ def _replaced_equation(equation: jex_core.JaxprEqn) -> jex_core.JaxprEqn:
         new = equation
     else:
         new = equation.replace(params=params)
-    if equation.primitive.name == "svd":
-        return _call_of(_svd_of_finite(new), [aval_of(x) for x in new.invars], new)
+    instead = _INSTEAD.get(equation.primitive.name)
+    if instead is not None:
+        return _call_of(instead(new), [aval_of(x) for x in new.invars], new)
     if equation.primitive.name != "custom_vmap_call" or _is_ours(equation):
         return new
     called = called_program(new)
@@ -225,6 +228,32 @@ def _svd_of_finite(equation: jex_core.JaxprEqn) -> Callable[[Any], list[Any]]:
         return [where_finite(array, math.nan) for array in found]
 
     return decomposed
+
+
+# Up to here series have ten million terms at most, some ten times the shape's root. In
+# single precision they have no more whatever the shape.
+_LARGEST_SHAPE = 2.0**40
+
+
+def _of_moderate_shape(equation: jex_core.JaxprEqn) -> Callable[..., list[Any]]:
+    """What an equation does that is an incomplete Gamma function, or NaN where the
+    first operand, its shape, is huge."""
+
+    def moderate(shape: jax.Array, x: jax.Array) -> list[jax.Array]:
+        # Not a number ends at once.
+        is_huge = shape > _LARGEST_SHAPE
+        given = (jnp.where(is_huge, 1.0, each) for each in (shape, x))
+        found = equation.primitive.bind(*given, **equation.params)
+        return [jnp.where(is_huge, math.nan, found)]
+
+    return moderate
+
+
+# By the name of a primitive, what is done in its place.
+_INSTEAD: dict[str, Callable[[jex_core.JaxprEqn], Callable[..., list[Any]]]] = {
+    "svd": _svd_of_finite,
+    **dict.fromkeys(("igamma", "igammac", "igamma_grad_a"), _of_moderate_shape),
+}
 
 
 def check_row_program(program: jex_core.ClosedJaxpr) -> None:

@@ -28,14 +28,12 @@ def line_of_equation(equation: jex_core.JaxprEqn) -> str:
     return _text((frame.file_name, frame.line_num) for frame in reversed(frames))
 
 
-def is_of_libraries(equation: jex_core.JaxprEqn) -> bool:
-    """Whether an equation was traced from NumPyro or this package, by JAX or not, or
-    from JAX alone."""
+def is_traced_from(equation: jex_core.JaxprEqn, filename: str) -> bool:
+    """Whether a file has called JAX, by which an equation was traced."""
     source = getattr(equation, "source_info", None)
     frames = getattr(getattr(source, "traceback", None), "frames", ())
     callers = (f.file_name for f in frames if not _is_in(f.file_name, _OF_JAX))
-    first = next(callers, None)
-    return first is None or _is_in(first, _OURS)
+    return next(callers, None) == filename
 
 
 def _text(frames: Iterable[tuple[str, int]]) -> str:

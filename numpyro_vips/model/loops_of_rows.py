@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import jax.extend.core as jex_core
 
+from numpyro_vips.jax_tools.bounded_loops import is_bounded
 from numpyro_vips.jax_tools.jaxprs import called_program, equations_of, evaluate
-from numpyro_vips.jax_tools.user_lines import is_of_libraries
 from numpyro_vips.model.graph import ModelGraph
 
 
@@ -22,14 +22,10 @@ class ProgramOfRows(NamedTuple):
     Attributes:
       program: The program.
       of_row: For each of its inputs whether it is of the row.
-      draws: Whether it draws what a row observes. NumPyro's samplers reject draws until
-        one fits, and end whatever the row holds, as `simulated_rows` calls them; others
-        may not.
     """
 
     program: jex_core.ClosedJaxpr
     of_row: Sequence[bool]
-    draws: bool = False
 
 
 def program_of_model(graph: ModelGraph) -> ProgramOfRows:
@@ -43,7 +39,8 @@ def loops_until_rows_stop(of_rows: ProgramOfRows) -> bool:
     """Whether anything that a row has part in goes into a `while_loop`.
 
     Loops of globals and public arguments alone do not count, nor do those whose number
-    of turns is in the program, as of `fori_loop` from 0 to a constant.
+    of turns is in the program, as of `fori_loop` from 0 to a constant, nor those of
+    samplers, which `simulated_rows` ends after a public number of turns.
     """
     found = False
 
@@ -57,7 +54,7 @@ def loops_until_rows_stop(of_rows: ProgramOfRows) -> bool:
         inside = (e for value in equation.params.values() for e in _equations(value))
         loops = (e for e in (equation, *inside) if e.primitive.name == "while")
         if is_of_row and not found:
-            found = any(not (of_rows.draws and is_of_libraries(e)) for e in loops)
+            found = any(not is_bounded(loop) for loop in loops)
         return [is_of_row] * len(equation.outvars)
 
     evaluate(of_rows.program, of_rows.of_row, rule, constant=lambda _: False)

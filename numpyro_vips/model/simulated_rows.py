@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpyro.distributions import Distribution
 
+from numpyro_vips.jax_tools.bounded_loops import with_bounded_loops
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
@@ -32,6 +33,9 @@ from numpyro_vips.model.prior_predictive import (
 
 # Sites of one row beyond which it is not worth the compilation.
 _MOST_SITES = 32
+# Of a loop in a sampler. Samplers of distributions accept every second draw or more, so
+# that none needs as many: the end is for those that accept none, whatever a row holds.
+_MOST_TURNS = 256
 # What may go wrong where a distribution has a density and no sampler.
 _NO_SAMPLER = NotImplementedError, TypeError, ValueError
 
@@ -80,7 +84,10 @@ class RowSimulator:
                     latents[site.name] = jnp.zeros(site.shape, site.dtype)
             for number, site in enumerate(sites):
                 fn = with_possible_chances(graph.run(rows, latents)[site.name]["fn"])
-                value = _as_wide(fn, site.shape).sample(jax.random.fold_in(key, number))
+                sample = with_bounded_loops(
+                    _as_wide(fn, site.shape).sample, _MOST_TURNS
+                )
+                value = sample(jax.random.fold_in(key, number))
                 if site.is_latent:
                     latents[site.name] = value
                 for name, here, there in copies.get(site.name, ()):
@@ -204,8 +211,8 @@ def with_possible_chances(fn: Any) -> Any:
     """The distribution with what has to lie between two numbers, as a chance, moved
     there.
 
-    NumPyro's sampler of Binomial counts never ends at a negative chance. Whether a row
-    has one would show in whether the fit ends.
+    NumPyro's sampler of Binomial counts would take all turns that it may at a negative
+    chance, and everybody would wait for this row.
     """
     found = copy.copy(fn)
     attributes: dict[str, Any] = vars(fn)

@@ -436,6 +436,27 @@ def test_lapack_prints_nothing_of_a_row_that_is_not_finite(
     assert not printed.out and not printed.err
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        jax.scipy.special.gammainc,
+        jax.scipy.special.gammaincc,
+        jax.grad(jax.scipy.special.gammainc),
+        jax.jit(jax.scipy.special.gammaincc),
+    ],
+)
+def test_incomplete_gamma_functions_end_whatever_a_row_holds(function: Any) -> None:
+    """JAX's series at equal numbers has 4 · 10¹⁵ terms in double precision."""
+    with jax.enable_x64(True):
+        rows = jnp.asarray([[2.0, 1.0], [1e26, 1e26], [0.3, 7.0], [1e6, 1e6]])
+        mapped = over_rows(lambda _, row: function(row[0], row[1]))
+        found = jax.jit(mapped)((), rows)
+        usual = np.array([0, 2, 3])
+        expected = jax.vmap(function)(*rows[usual].T)
+        np.testing.assert_allclose(found[usual], expected, rtol=1e-12)
+        assert np.isnan(found[1])
+
+
 def test_what_never_runs_is_not_refused() -> None:
     """A key of another kind that only unused draws were made from harms nobody."""
 

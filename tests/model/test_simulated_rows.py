@@ -170,16 +170,37 @@ def test_chances_are_moved_into_their_range_wherever_they_stand() -> None:
 
 
 ENDLESS = """
+import sys
 import jax, jax.numpy as jnp, numpy as np, numpyro, numpyro.distributions as dist
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.simulated_rows import RowSimulator
 
+class Own(dist.Distribution):
+    support = dist.constraints.nonnegative_integer
+    arg_constraints = {"chance": dist.constraints.real}
+
+    def __init__(self, chance, *, validate_args=None):
+        self.chance = chance
+        super().__init__(jnp.shape(chance), validate_args=validate_args)
+
+    def sample(self, key, sample_shape=()):
+        return dist.Binomial(9, probs=self.chance).sample(key, sample_shape)
+
+    def log_prob(self, value):
+        return dist.Binomial(9, probs=jax.nn.sigmoid(self.chance)).log_prob(value)
+
+KINDS = {
+    "Binomial": lambda chance: dist.Binomial(9, probs=chance),
+    "Own": Own,
+    "Hurdle": lambda chance: dist.HurdleProbs(dist.Poisson(jnp.exp(chance)), 0.3),
+}
+
 def counts(x, y):
     w = numpyro.sample("w", dist.Beta(2.0, 2.0))
     with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Binomial(9, probs=w * x), obs=y)
+        numpyro.sample("y", KINDS[sys.argv[1]](w * x), obs=y)
 
 x, y = np.array([0.5, -1e3, 7.0, np.inf, np.nan], np.float32), np.ones(5, np.int32)
 model = nv.private(counts, unit="rows")
@@ -188,6 +209,12 @@ simulator.rows_at({"x": x, "y": y}, {"w": jnp.full(5, 0.5)}, 0)
 """
 
 
-def test_a_row_is_redrawn_in_the_end_whatever_it_holds() -> None:
-    """NumPyro's sampler does not come to an end at a negative chance."""
-    subprocess.run([sys.executable, "-c", ENDLESS], check=True, timeout=120)
+@pytest.mark.parametrize("kind", ["Binomial", "Own", "Hurdle"])
+def test_a_row_is_redrawn_in_the_end_whatever_it_holds(kind: str) -> None:
+    """NumPyro's samplers do not come to an end by themselves: of Binomials at a
+    negative chance, which a distribution of the caller's own may hand to one, and of
+    hurdles where no count is positive."""
+    if kind == "Hurdle" and not hasattr(dist, "HurdleProbs"):
+        pytest.skip("NumPyro has it since version 0.22.")
+    command = [sys.executable, "-c", ENDLESS, kind]
+    subprocess.run(command, check=True, timeout=120)

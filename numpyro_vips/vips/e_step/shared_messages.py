@@ -90,7 +90,9 @@ class SharedMessage(Coordinate):
         axes = list(range(base.ndim))
         squeezed = weights.reshape([weights.shape[axis] for axis in kept])
         total = jnp.einsum(base, axes, squeezed, kept, axes[:-1], precision="highest")
-        total = total + jnp.finfo(total.dtype).tiny
+        # One for each state, as products below the least number are added up as zeros:
+        # an element's probabilities are never more than one together.
+        total = total + base.shape[-1] * jnp.finfo(total.dtype).tiny
         return {"message": weights, "total": total}, {"is": message}
 
     def moments(self, factor: LocalFactor) -> NewMoments:

@@ -25,18 +25,22 @@ COUNTS = np.array([1.0, 3.0, 2.0, 0.0, 1.0], np.float32)
 NUMBERS = np.array([-1.0, 0.5, 3.0, 0.1, 2.0], np.float32)
 
 
-def topics() -> Any:
-    with numpyro.plate("topics", TOPICS):
+def topics(number: int = TOPICS) -> Any:
+    with numpyro.plate("topics", number):
         return numpyro.sample("beta", dist.Dirichlet(jnp.ones(WORDS)))
 
 
-def documents(words: Any) -> None:
-    beta = topics()
+def documents(words: Any, number: int = TOPICS) -> None:
+    beta = topics(number)
     with numpyro.plate(UNIT, words.shape[0], dim=-2):
-        theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(TOPICS)))
+        theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(number)))
         with numpyro.plate("words", LENGTH, dim=-1):
             z = numpyro.sample("z", dist.Categorical(theta))
             numpyro.sample("w", dist.Categorical(beta[z]), obs=words)
+
+
+def four_topics(words: Any) -> None:
+    documents(words, 4)
 
 
 def counted(words: Any, counts: Any) -> None:
@@ -85,6 +89,7 @@ MEANS = np.array([-1.0, 0.3, 2.0])
 SQUARES = MEANS**2 + np.array([0.1, 0.5, 0.2])
 ROWS = {
     documents: {"words": PLACES},
+    four_topics: {"words": PLACES},
     counted: {"words": PLACES, "counts": COUNTS},
     numbers: {"x": NUMBERS},
     one_share_for_all: {"words": PLACES},
@@ -176,6 +181,29 @@ def test_elements_that_pick_no_entry() -> None:
     log = -0.5 * (x**2 - 2.0 * x * MEANS + SQUARES) / 0.25 + LOG_THETA
     found = probabilities_at(coordinate, LOG_THETA)[:, :TOPICS]
     np.testing.assert_allclose(found, softmax(log, axis=1), rtol=1e-3, atol=1e-12)
+
+
+def test_probabilities_that_underflow_are_not_more_than_one_together() -> None:
+    """Ranges of what a row contributes rest on it. The products of the last two states
+    are below the least number, and added up as zeros."""
+    far = -43.75
+    log_beta = np.zeros((4, WORDS), np.float32)
+    log_beta[:, PLACES[0]] = 0.0, -200.0, far, far
+    coordinate = coordinate_of(four_topics, log_beta)
+    assert coordinate is not None
+
+    @jax.jit  # Where XLA takes numbers below the least for zeros.
+    def found(log_theta: Any) -> Any:
+        factor = coordinate.update({"theta": {"log": log_theta}}, None)
+        return coordinate.moments(factor)
+
+    theta = coordinate.structure.posterior_factors["theta"]
+    shape = theta.family.moment_shapes(theta.shape)["log"]
+    log_theta = np.array([-200.0, 0.0, far, far], np.float32).reshape(shape)
+    moments = {k: np.asarray(v, float) for k, v in found(log_theta).items()}
+    # As sums over rows have them, in double precision.
+    products = moments["base"] * moments["message"] / moments["total"][..., None]
+    assert products.sum(-1).max() <= 1.0 + 1e-6
 
 
 def test_impossible_states_and_words_count_in_none() -> None:
