@@ -522,12 +522,14 @@ class PrivateVI:
             check_number_of_rows(arguments.num_rows, arguments.public_num_rows)
         if self.schedule_options.sampling.scheme != "full":
             arguments.check_can_be_drawn_from()
-        noise = noise_of_one_release(self.budget, self.share)
+        noise = None
+        # Noise that the caller has fixed is no part of a budget.
+        if self.schedule_options.noise_multiplier is None:
+            noise = noise_of_one_release(self.budget, self.share)
         prepared, plan = prepared_fit(
             self.model, arguments, self.engine, self.schedule_options, noise
         )
-        if self.schedule_options.noise_multiplier is None:
-            plan = with_number_of_rows(plan, prepared, noise)
+        plan = with_number_of_rows(plan, prepared, noise)
         settings = {**plan.settings, **self._given()}
         return prepared, dataclasses.replace(plan, settings=settings)
 

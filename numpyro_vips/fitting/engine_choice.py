@@ -138,7 +138,7 @@ def prepare_fit(
       engine_choice: By which engine, if the caller says.
       options: In which steps, as far as the caller says.
       noise_multiplier: That of a single release from all rows on which the fit's whole
-        budget is spent; None where it is not known.
+        budget is spent; None where it is not known, or the caller has fixed the noise.
 
     Raises:
       NotConjugateError: VIPS was asked for and cannot run the model.
@@ -172,9 +172,7 @@ def prepare_fit(
     is_hidden = many_columns and hides_curvature(
         per_noise, _noise_of_all_steps(engine, options) or noise_multiplier
     )
-    # Noise that the caller has fixed is no part of a budget.
-    is_fixed = options.noise_multiplier is not None
-    share = curvature_share(per_noise, None if is_fixed else noise_multiplier)
+    share = curvature_share(per_noise, noise_multiplier)
     advantage, for_groups = None, 0.0
     if isinstance(engine, VipsEngine):
         for_groups = rows_for_groups(engine.program)

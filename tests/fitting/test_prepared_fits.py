@@ -215,6 +215,20 @@ def test_equal_settings_are_one_fit(name: str, prepared: list[Any]) -> None:
 
 
 @pytest.mark.thorough
+def test_no_budget_is_part_of_a_fit_whose_noise_is_given(prepared: list[Any]) -> None:
+    @nv.private(unit="rows")
+    def labels(X: Any, y: Any) -> None:
+        w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    X, y = np.zeros((1000, 3)), np.zeros(1000, int)
+    for epsilon in (0.01, 1.0):
+        planned(labels, X, y, noise_multiplier=1.0, epsilon=epsilon, delta=1e-6)
+    assert len(prepared) == 1
+
+
+@pytest.mark.thorough
 def test_shapes_types_constants_and_precision_are_part_of_a_fit(
     prepared: list[Any],
 ) -> None:
