@@ -58,6 +58,19 @@ class Foreign:
         return draws if self.identified is None else self.identified(draws)
 
 
+def foreign(source: str, **about: Any) -> Callable[[Callable[..., None]], Foreign]:
+    """Makes an entry of the gallery of a model, under the model's name.
+
+    Args:
+      source: Where the specification is published.
+      **about: The other attributes of `Foreign`, `name` only where the published one
+        is no name of a function.
+    """
+    return lambda model: Foreign(
+        **{"name": model.__name__, "model": model, "source": source, **about}
+    )
+
+
 def _with_observations(
     model: Callable[..., None], arguments: Arguments, truth: Mapping[str, Any]
 ) -> Arguments:
