@@ -13,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 from _models import rates as rates_of_rows
 from scipy import special
 
@@ -22,14 +23,7 @@ NUM_TOPICS, NUM_WORDS = 3, 12
 
 
 def fit(model: Any, *args: Any, num_steps: int = 15, **options: Any) -> Any:
-    vi = nv.PrivateVI(
-        model,
-        budget=nv.PrivacyBudget(math.inf),
-        num_steps=num_steps,
-        progress_bar=False,
-        **options,
-    )
-    return vi.run(jax.random.key(0), *args)
+    return fit_to(model, *args, budget=math.inf, num_steps=num_steps, **options)
 
 
 # --- topics ---------------------------------------------------------------------------

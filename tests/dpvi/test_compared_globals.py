@@ -75,7 +75,6 @@ def test_a_change_point_is_a_warning() -> None:
     assert any("'switch'" in text for text in result.diagnostics["warnings"])
     few.pop("clipping_norm")
     plain = nv.PrivateVI(model, budget=nv.PrivacyBudget(math.inf), **few)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         result = plain.run(jax.random.key(0), t, y)
     assert any("'switch'" in text for text in result.diagnostics["warnings"])

@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from _fits import vi_of
 from jax.core import Tracer
 
 import numpyro_vips as nv
@@ -108,15 +109,7 @@ def test_a_second_fit_compiles_nothing(
 def test_a_second_run_of_the_same_object_compiles_nothing(
     prepared: list[Any], compilations: list[str]
 ) -> None:
-    budget = nv.PrivacyBudget(2.0, 1e-5)
-    vi = nv.PrivateVI(
-        regression,
-        budget=budget,
-        epsilon=1.0,
-        delta=5e-6,
-        num_steps=1,
-        progress_bar=False,
-    )
+    vi = vi_of(regression, budget=2.0, epsilon=1.0, delta=5e-6, num_steps=1)
     vi.run(jax.random.key(0), *data(seed=0))
     assert COMPILED in compilations
     compilations.clear()

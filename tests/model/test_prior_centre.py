@@ -59,8 +59,7 @@ def test_scale_of_an_improper_prior_is_one():
 
 
 def test_scale_of_a_prior_whose_draws_underflow_does_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         assert unconstrained_scale(dist.Gamma(0.001, 0.001)) == 1.0
 
 

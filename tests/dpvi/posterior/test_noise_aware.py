@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior, NormalPosterior
@@ -71,8 +72,7 @@ def fitted(model: Any, *args: Any, engine: Any = "dpvi", **settings: Any) -> Any
         "budget": nv.PrivacyBudget(1.0, 1e-5),
         **settings,
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         vi = nv.PrivateVI(model, engine=engine, progress_bar=False, **settings)
         return vi.run(KEY, *args)
 
@@ -394,9 +394,7 @@ def test_before_the_information_the_posterior_is_the_guide():
 
 def test_the_noise_that_is_added_is_the_noise_that_is_stated():
     X, y, _ = table()
-    vi = nv.PrivateVI(
-        linear, budget=nv.PrivacyBudget(1.0, 1e-5), engine="dpvi", clipping_norm=2.0
-    )
+    vi = vi_of(linear, engine="dpvi", clipping_norm=2.0)
     prepared = vi._prepare_fit((X, y), {})[0]
     (step,) = [s for s in prepared.steps if s.informs]
     arguments, engine = bind_arguments(linear, (X, y), {}), prepared.engine
@@ -442,12 +440,7 @@ def test_a_correlation_has_a_posterior_that_knows_of_the_noise():
                 "y", dist.MultivariateNormal(jnp.zeros(2), scale_tril=L), obs=y
             )
 
-    vi = nv.PrivateVI(
-        nv.private(correlated, unit="people"),
-        budget=nv.PrivacyBudget(5.0, 1e-5),
-        progress_bar=False,
-        insecure_seed=0,
-    )
+    vi = vi_of(nv.private(correlated, unit="people"), budget=5.0, insecure_seed=0)
     result = vi.run(jax.random.key(0), rows)
     assert isinstance(result.posterior, NoiseAwarePosterior)
     draws = result.sample_posterior(jax.random.key(1), (500,))["L"]
@@ -466,15 +459,8 @@ def test_a_posterior_that_would_overflow_is_the_guide_and_says_so():
             numpyro.sample("y", dist.StudentT(5.0, w, 1.0), obs=y)
 
     y = np.random.default_rng(0).normal(1.0, 1.0, 60).astype(np.float32)
-    vi = nv.PrivateVI(
-        model,
-        budget=nv.PrivacyBudget(0.05, 1e-5),
-        engine="dpvi",
-        progress_bar=False,
-        insecure_seed=1,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    vi = vi_of(model, budget=0.05, engine="dpvi", insecure_seed=1)
+    with warnings.catch_warnings(action="ignore"):
         result = vi.run(jax.random.key(0), y)
     assert isinstance(result.posterior, NormalPosterior)
     said = " ".join(result.diagnostics["warnings"])

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from scipy import integrate, special, stats
 
 import numpyro_vips as nv
@@ -243,11 +244,8 @@ def test_what_cannot_be_integrated_is_refused(fn: Any, reason: str):
 
 
 def fit(y: np.ndarray, budget: nv.PrivacyBudget, **options: Any) -> Any:
-    vi = nv.PrivateVI(
-        nv.private(effects, unit="rows"), budget=budget, progress_bar=False, **options
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    vi = vi_of(effects, budget=budget, **options)
+    with warnings.catch_warnings(action="ignore"):
         return vi.run(jax.random.key(0), y)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds.bounds import NormPart
@@ -278,10 +279,7 @@ def test_raw_columns_of_a_linear_regression_hide_no_other():
     y = (X @ truth + rng.normal(0.0, 100.0, rows)).astype(np.float32)
     stddevs = []
     for number in range(3):
-        vi = nv.PrivateVI(
-            linear, budget=nv.PrivacyBudget(1.0, 1e-5), progress_bar=False
-        )
-        result = vi.run(jax.random.key(number), X, y)
+        result = vi_of(linear).run(jax.random.key(number), X, y)
         draws = result.sample_posterior(jax.random.key(1), (500,))
         w, sigma = np.asarray(draws["w"], float), np.asarray(draws["sigma"])
         errors = (w.mean(0) - truth) / w.std(0)

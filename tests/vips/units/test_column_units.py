@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.sparse
+from _fits import vi_of
 from scipy.special import expit
 
 import numpyro_vips as nv
@@ -239,12 +240,10 @@ def test_rare_columns_are_learnt_beside_common_ones():
     def error(**options: Any) -> float:
         errors = []
         for seed in range(2):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                vi = nv.PrivateVI(
+            with warnings.catch_warnings(action="ignore"):
+                vi = vi_of(
                     logistic,
                     budget=nv.PrivacyBudget(0.5, 1e-6),
-                    progress_bar=False,
                     insecure_seed=seed,
                     **options,
                 )
