@@ -10,6 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
+# Books that several models are from.
+GELMAN_HILL = "Gelman and Hill 2007"
+RETHINKING = "McElreath, Rethinking 2020"
+
 Arguments = dict[str, Any]
 Draws = Mapping[str, np.ndarray]
 

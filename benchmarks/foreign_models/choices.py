@@ -9,10 +9,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import expit, ndtr
 from sklearn import datasets
 
-from foreign_models._foreign import Arguments, columns, foreign
-
-GELMAN_HILL = "Gelman and Hill 2007"
-RETHINKING = "McElreath, Rethinking 2020"
+from foreign_models._foreign import GELMAN_HILL, RETHINKING, Arguments, columns, foreign
 
 
 @foreign(

@@ -8,10 +8,13 @@ import numpyro
 import numpyro.distributions as dist
 from jax.scipy.special import expit
 
-from foreign_models._foreign import column, foreign, placeholder
-
-GELMAN_HILL = "Gelman and Hill 2007"
-RETHINKING = "McElreath, Rethinking 2020"
+from foreign_models._foreign import (
+    GELMAN_HILL,
+    RETHINKING,
+    column,
+    foreign,
+    placeholder,
+)
 
 
 @foreign(

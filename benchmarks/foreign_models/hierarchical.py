@@ -7,10 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from foreign_models._foreign import foreign, placeholder
-
-GELMAN_HILL = "Gelman and Hill 2007"
-RETHINKING = "McElreath, Rethinking 2020"
+from foreign_models._foreign import GELMAN_HILL, RETHINKING, foreign, placeholder
 
 
 @foreign(

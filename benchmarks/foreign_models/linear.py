@@ -10,6 +10,8 @@ from numpyro.distributions import constraints
 from sklearn import datasets
 
 from foreign_models._foreign import (
+    GELMAN_HILL,
+    RETHINKING,
     Arguments,
     Draws,
     column,
@@ -17,9 +19,6 @@ from foreign_models._foreign import (
     foreign,
     placeholder,
 )
-
-GELMAN_HILL = "Gelman and Hill 2007"
-RETHINKING = "McElreath, Rethinking 2020"
 
 
 @foreign(

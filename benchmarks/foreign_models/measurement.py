@@ -7,9 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from foreign_models._foreign import Arguments, column, foreign, placeholder
-
-RETHINKING = "McElreath, Rethinking 2020"
+from foreign_models._foreign import RETHINKING, Arguments, column, foreign, placeholder
 
 
 @foreign(
