@@ -216,6 +216,7 @@ TESTED_ELSEWHERE = {
     "fitting/results.py": "by what fits return, test_inference.py",
     "model/max_nonzeros.py": "by arguments with widths, model/test_arguments.py",
     "model/refused_arguments.py": "by what is refused, model/test_arguments.py",
+    "model/refused_sites.py": "by models that are refused, model/test_graph.py",
     "posterior.py": "a protocol; its registry, test_result_file.py",
     "privacy/budget_table.py": "by ledgers that are printed, privacy/test_budget.py",
     "privacy/charge_checks.py": "by what ledgers refuse, privacy/test_budget.py",
