@@ -163,17 +163,17 @@ class RowSimulator:
         return {name: value[0] for name, value in drawn.items()}
 
     def rows_at(
-        self, rows: Mapping[str, np.ndarray], latents: Mapping[str, Any], seed: int
+        self, rows: Mapping[str, np.ndarray], latents: Mapping[str, Any]
     ) -> dict[str, jax.Array]:
         """The rows with what is observed drawn anew, each at globals of its own.
+
+        They are the same in every call.
 
         Args:
           rows: By argument, of which the covariates stay as they are.
           latents: By name, a value of each global for each row.
-          seed: Other seeds give other rows.
         """
-        count = len(next(iter(rows.values())))
-        keys = jax.random.split(threefry_key(seed), count)
+        keys = jax.random.split(threefry_key(0), len(next(iter(rows.values()))))
         return self._draw_at(dict(rows), dict(latents), keys)
 
     def _inputs(

@@ -11,7 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _fits import vi_of
+from _fits import fit_to
 
 import numpyro_vips as nv
 
@@ -21,9 +21,8 @@ Y = 0.5 + 0.8 * X + 0.3 * RNG.normal(size=80)
 
 
 def fit(fn: Callable[..., None]) -> Any:
-    vi = vi_of(fn, budget=math.inf)
     with warnings.catch_warnings(action="ignore"):
-        return vi.run(jax.random.key(0), X, Y)
+        return fit_to(fn, X, Y, budget=math.inf)
 
 
 def in_plates(first: str) -> Callable[..., None]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _fits import vi_of
+from _fits import fit_to
 
 from numpyro_vips.model.wide_arrays import with_fresh_arrays
 
@@ -47,9 +47,8 @@ def of_a_closure() -> Callable[..., None]:
 )
 def test_a_captured_index_runs(model: Callable[..., None], engine: str) -> None:
     y = (np.random.default_rng(0).uniform(size=(200, 3)) < [0.2, 0.7, 0.7]).astype(int)
-    vi = vi_of(model, budget=math.inf, engine=engine)
     with warnings.catch_warnings(action="ignore"):
-        result = vi.run(jax.random.key(0), y)
+        result = fit_to(model, y, budget=math.inf, engine=engine)
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))["theta"]
     expected = [(1 + y[:, 0].sum()) / 202, (1 + y[:, 1:].sum()) / 402]
     np.testing.assert_allclose(np.mean(draws, axis=0), expected, atol=0.02)
