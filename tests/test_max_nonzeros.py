@@ -317,8 +317,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def fitted(fn: Any, rows: Rows, **options: Any) -> np.ndarray:
-    budget = nv.PrivacyBudget(math.inf)
-    vi = nv.PrivateVI(nv.private(fn, unit=UNIT), budget=budget, **OPTIONS, **options)
+    vi = vi_of(fn, budget=math.inf, **OPTIONS, **options)
     counted = vi.run(jax.random.key(0), *rows).params["beta/concentration"] - 0.5
     # Shares: how much counts are worth is known only where rows can be simulated.
     return np.asarray(counted / counted.sum(-1, keepdims=True))
@@ -469,12 +468,10 @@ def test_dpvi_gets_rows_with_their_largest_entries() -> None:
 
 def noise_aware(fn: Any, rows: Rows, **options: Any) -> NoiseAwarePosterior:
     """The posterior of a private fit with DPVI, at a noise that is always the same."""
-    budget = nv.PrivacyBudget(1.0, 1e-5)
     marked = nv.private(fn, unit=UNIT)
     settings = {**OPTIONS, "engine": "dpvi", "insecure_seed": 1, **options}
-    vi = nv.PrivateVI(marked, budget=budget, **settings)
     with warnings.catch_warnings(action="ignore", category=UserWarning):
-        posterior = vi.run(jax.random.key(0), *rows).posterior
+        posterior = fit_to(marked, *rows, **settings).posterior
     assert isinstance(posterior, NoiseAwarePosterior)
     return posterior
 
@@ -533,7 +530,7 @@ def test_a_private_fit_by_dpvi_releases_what_it_does_of_whole_rows(
 def test_a_width_is_a_positive_integer(declared, error, message) -> None:
     marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)
     with pytest.raises(error, match=message):
-        nv.PrivateVI(marked, budget=nv.PrivacyBudget(math.inf), max_nonzeros=declared)
+        vi_of(marked, budget=math.inf, max_nonzeros=declared)
 
 
 def test_a_private_fit_of_what_is_observed_ends_in_a_posterior() -> None:
@@ -555,7 +552,7 @@ def test_a_private_fit_of_what_is_observed_ends_in_a_posterior() -> None:
 def test_a_width_of_no_argument_costs_nothing() -> None:
     budget = nv.PrivacyBudget(1.0, 1e-5)
     marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)
-    vi = nv.PrivateVI(marked, budget=budget, max_nonzeros={"counts": 3}, **OPTIONS)
+    vi = vi_of(marked, budget=budget, max_nonzeros={"counts": 3}, **OPTIONS)
     with pytest.raises(ValueError, match="names 'counts'"):
         vi.run(jax.random.key(0), *MODELS["multinomial"].rows())
     assert budget.remaining().epsilon == 1.0

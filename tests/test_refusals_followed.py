@@ -6,13 +6,12 @@ The models are those of tutorials, as one would write them who knows NumPyro alo
 import warnings
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _fits import vi_of
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 
@@ -32,9 +31,8 @@ def refusal(model: Any, *arguments: Any) -> str:
 
 
 def moments(model: Any, *arguments: Any, **options: Any) -> Any:
-    vi = vi_of(model, insecure_seed=0, **options)
     with warnings.catch_warnings(action="ignore"):
-        result = vi.run(jax.random.key(0), *arguments)
+        result = fit_to(model, *arguments, insecure_seed=0, **options)
     return result.posterior.moments()
 
 

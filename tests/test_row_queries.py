@@ -13,7 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _fits import fit_to
+from _fits import fit_to, vi_of
 from _models import rates as rates_of_rows
 from scipy import special
 
@@ -214,9 +214,8 @@ def test_what_depends_on_copies_must_be_copied() -> None:
             numpyro.sample("x", dist.Normal(mu[z], 1.0), obs=x)
 
     x = np.zeros(5, np.float32)
-    vi = nv.PrivateVI(mixture, budget=nv.PrivacyBudget(math.inf), engine="vips")
     with pytest.raises(nv.NotConjugateError, match="'z' and 'x' do not share"):
-        vi.explain(x, x)
+        vi_of(mixture, budget=math.inf, engine="vips").explain(x, x)
 
 
 # --- other latents --------------------------------------------------------------------

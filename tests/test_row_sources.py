@@ -92,14 +92,13 @@ class Stream:
 def fit(*args: Any, model: Any = logistic, **options: Any) -> nv.PrivateVIResult:
     rows, named = options.pop("rows", {}), options
     settings: dict[str, Any] = {"num_steps": 3, "max_batch_size": 128, **named}
-    vi = vi_of(
-        model,
-        budget=settings.pop("budget", nv.PrivacyBudget(1.0, 1e-5)),
-        insecure_seed=settings.pop("insecure_seed", 3),
-        **settings,
-    )
     with warnings.catch_warnings(action="ignore"):
-        return vi.run(KEY, *args, **rows)
+        return vi_of(
+            model,
+            budget=settings.pop("budget", nv.PrivacyBudget(1.0, 1e-5)),
+            insecure_seed=settings.pop("insecure_seed", 3),
+            **settings,
+        ).run(KEY, *args, **rows)
 
 
 def assert_same_bits(one: nv.PrivateVIResult, other: nv.PrivateVIResult) -> None:
@@ -353,7 +352,7 @@ def test_what_is_no_source_is_refused_with_the_remedy(make, match, tmp_path):
 
 def test_a_source_is_never_public():
     model = nv.private(logistic, unit="rows", public=("X",))
-    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5))
+    vi = vi_of(model)
     X, y = data()
     with pytest.raises(TypeError, match="'X' is a source of rows"):
         vi.explain(nv.ArrayRows(X), y)

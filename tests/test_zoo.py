@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import pytest
-from _fits import fit_to
+from _fits import fit_to, vi_of
 from _full_batch import FullBatch
 from _slow import some_fast
 from numpyro.infer.util import log_density
@@ -68,8 +68,7 @@ def marked(name: str) -> nv.private:
 
 
 def plan_of(name: str) -> Any:
-    vi = nv.PrivateVI(marked(name), budget=nv.PrivacyBudget(math.inf))
-    return vi.explain(*ZOO[name].args())
+    return vi_of(marked(name), budget=math.inf).explain(*ZOO[name].args())
 
 
 @pytest.mark.thorough

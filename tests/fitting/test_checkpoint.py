@@ -48,9 +48,8 @@ def ledger(folder: Path) -> nv.PrivacyBudget:
 
 def run(folder: Path, *, key: Any = KEY, name: str = "fit", **options: Any) -> Any:
     settings: dict[str, Any] = {"num_steps": 5, "budget": ledger(folder), **options}
-    vi = vi_of(logistic, checkpoint=folder / name, **settings)
     with warnings.catch_warnings(action="ignore"):
-        return vi.run(key, *data())
+        return vi_of(logistic, checkpoint=folder / name, **settings).run(key, *data())
 
 
 def stopping_after(number: int, then: Callable[[], Any] | None = None) -> Any:

@@ -62,8 +62,7 @@ def several(X: Any, y: Any = None) -> None:
 
 
 def fit_of(fn: Any = logistic, *, epsilon: float = SMALL, **options: Any) -> Any:
-    budget = nv.PrivacyBudget(epsilon, 1e-5)
-    return nv.PrivateVI(nv.private(fn, unit="rows"), budget=budget, **options)
+    return vi_of(fn, budget=epsilon, **options)
 
 
 def table(columns: int = COLUMNS, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:

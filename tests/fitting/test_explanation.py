@@ -51,7 +51,7 @@ def with_long_names(X, y=None):
 def plan_of(fn: Any, *, value: float = 0.5, budget: Any = None, **options: Any) -> Any:
     if budget is None:
         budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(nv.private(fn, unit="rows"), budget=budget, **options)
+    vi = vi_of(fn, budget=budget, **options)
     X, y = np.full((COUNT, 3), value, np.float32), np.full(COUNT, value, np.float32)
     plan = vi.explain(X, y)
     assert budget.spent() == (0.0, 0.0)
@@ -134,7 +134,7 @@ def test_shares_are_those_of_the_noise_that_is_priced(fn, options):
 @pytest.mark.parametrize("fn", [logistic, network, with_long_names])
 def test_the_plan_spends_the_whole_budget_and_no_more(fn):
     """Before shares are divided by anything: what is planned for is one budget."""
-    vi = nv.PrivateVI(nv.private(fn, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5))
+    vi = vi_of(fn)
     rows = np.full((COUNT, 3), 0.5, np.float32), np.full(COUNT, 1.0, np.float32)
     prepared, plan = vi._prepare_fit(rows, {})
     assert sum(step.share for step in prepared.steps) == pytest.approx(1.0)

@@ -160,7 +160,7 @@ def redrawing_fit(num_rows: int) -> tuple[Any, Any, Any]:
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Weibull(scale, shape), obs=y)
 
-    vi = nv.PrivateVI(durations, budget=nv.PrivacyBudget(1.0, 1e-5), engine="dpvi")
+    vi = vi_of(durations, engine="dpvi")
     prepared = vi._prepare_fit((np.ones(num_rows, np.float32),), {})[0]
     part, _, information = prepared.parts
     steps = tuple(step.scaled(4.0) for step in prepared.steps)

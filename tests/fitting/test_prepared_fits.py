@@ -58,7 +58,7 @@ def planned(model: Any = regression, *args: Any, **options: Any) -> None:
 
 def _private_vi(model: Any, **options: Any) -> nv.PrivateVI:
     settings: dict[str, Any] = {"num_steps": 1, "progress_bar": False, **options}
-    return nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5), **settings)
+    return vi_of(model, **settings)
 
 
 # Formulas of priors are traced for the check of the posterior, to run in NumPy.
@@ -120,8 +120,7 @@ def test_a_second_run_of_the_same_object_compiles_nothing(
 
 @pytest.mark.thorough
 def test_explain_prepares_what_run_uses(prepared: list[Any]) -> None:
-    budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(regression, budget=budget, num_steps=1, progress_bar=False)
+    vi = vi_of(regression, num_steps=1)
     plan = str(vi.explain(*data()))
     assert vi.run(jax.random.key(0), *data()).plan == plan
     assert len(prepared) == 1

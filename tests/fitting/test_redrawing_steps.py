@@ -11,7 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _fits import fit_to
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds.bounds import NormPart
@@ -86,9 +86,8 @@ def durations(y: Any) -> None:
 
 
 def plan(epsilon: float, **options: Any) -> nv.Plan:
-    budget = nv.PrivacyBudget(epsilon, 1e-5)
     model = nv.private(durations, unit="rows")
-    return nv.PrivateVI(model, budget=budget, **options).explain(jnp.ones(2000))
+    return vi_of(model, budget=epsilon, **options).explain(jnp.ones(2000))
 
 
 def test_explain_says_so_for_the_budget_that_is_asked_about() -> None:

@@ -8,7 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray
-from _fits import fit_to
+from _fits import fit_to, vi_of
 from _people import COLUMNS, SCHEMA, people
 
 import numpyro_vips as nv
@@ -73,8 +73,7 @@ def test_plain_arrays_and_fixed_widths_have_no_labels():
 
     X = SCHEMA.encode(people(50))
     for fn, rows in ((five, X), (model, np.array(X))):
-        budget = nv.PrivacyBudget(math.inf)
-        vi = nv.PrivateVI(fn, budget=budget, num_steps=1, progress_bar=False)
+        vi = vi_of(fn, budget=math.inf, num_steps=1)
         assert vi.run(jax.random.key(0), rows, np.zeros(50)).axis_labels == {}
 
 
@@ -89,8 +88,7 @@ def test_axes_of_one_name_with_different_labels_have_none():
 
     table = people(50)
     X, Z = SCHEMA.drop("age", "job").encode(table), SCHEMA.drop("age", "sex")
-    budget = nv.PrivacyBudget(math.inf)
-    vi = nv.PrivateVI(both, budget=budget, num_steps=1, progress_bar=False)
+    vi = vi_of(both, budget=math.inf, num_steps=1)
     result = vi.run(jax.random.key(0), X, Z.encode(table), np.zeros(50))
     assert result.axis_labels == {
         "u": [["log(income)", "sex=m"]],

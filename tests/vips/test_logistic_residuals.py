@@ -51,7 +51,7 @@ def _map(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.thorough
 def test_what_is_released_and_how_often(data: tuple[np.ndarray, np.ndarray]) -> None:
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5), num_steps=12)
+    vi = vi_of(logistic, num_steps=12)
     released = {row["statistic"]: row["released"] for row in _plan(vi, data)}
     assert released == {"⟨w⟩": "adaptive", "⟨w w⟩": "refreshed"}
     result = vi.run(jax.random.key(0), *data)
@@ -83,8 +83,7 @@ def test_with_little_noise_it_is_the_exact_posterior(
 def test_rare_statistics_are_the_information_at_the_posterior(
     data: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
-    prepared, _ = vi._prepare_fit(data, {})
+    prepared, _ = vi_of(logistic)._prepare_fit(data, {})
     engine: Any = prepared.engine
     assert isinstance(engine, VipsEngine)
     state = engine.initial_state(jax.random.key(0))
@@ -112,8 +111,7 @@ def test_a_row_moves_sums_by_no_more_than_the_norm(
     data: tuple[np.ndarray, np.ndarray], name: str, size: float
 ) -> None:
     """Added at a mean far from where the posterior is, and reached by large rows."""
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
-    prepared, _ = vi._prepare_fit(data, {})
+    prepared, _ = vi_of(logistic)._prepare_fit(data, {})
     engine: Any = prepared.engine
     state = engine.initial_state(jax.random.key(0))
     mean = np.array([4.0, -3.0, 2.0])

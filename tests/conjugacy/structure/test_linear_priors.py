@@ -79,12 +79,11 @@ def counts(y: Any) -> None:
 
 def plan(model: Any, *rows: Any) -> Any:
     budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-5)
-    return nv.PrivateVI(model, budget=budget).explain(*rows)
+    return vi_of(model, budget=budget).explain(*rows)
 
 
 def fitted(model: Any, *rows: Any) -> Any:
-    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(math.inf), progress_bar=False)
-    return vi.run(KEY, *rows)
+    return vi_of(model, budget=math.inf).run(KEY, *rows)
 
 
 # NumPyro's priors, and SciPy's.

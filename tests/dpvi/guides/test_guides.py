@@ -104,8 +104,7 @@ def elbo_gradient(engine: DpviEngine, state: Any, rows: Any) -> Any:
 def fit(model: Any, *args: Any, budget: Any = None, **options: Any) -> Any:
     budget = budget or nv.PrivacyBudget(math.inf)
     marked = private(model, unit="people")
-    vi = nv.PrivateVI(marked, budget=budget, progress_bar=False, **options)
-    return vi.run(KEY, *args)
+    return vi_of(marked, budget=budget, **options).run(KEY, *args)
 
 
 # --- automatic guides -----------------------------------------------------------------
@@ -506,11 +505,11 @@ def test_parameters_keep_vips_away():
 
     marked = private(model, unit="people")
     budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(marked, budget=budget)
+    vi = vi_of(marked, budget=budget)
     assert vi.explain(Y).engine == "dpvi"
     assert "without a prior" in vi.explain(Y).reasons["shift"]
     with pytest.raises(nv.NotConjugateError, match="shift"):
-        nv.PrivateVI(marked, budget=budget, engine="vips").explain(Y)
+        vi_of(marked, budget=budget, engine="vips").explain(Y)
 
 
 # --- what is refused ------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _fits import vi_of
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior, NormalPosterior
@@ -272,8 +272,7 @@ def test_the_information_has_its_share_near_the_end():
 
 def test_the_norm_of_gradients_bounds_the_information_and_not_its_histogram():
     X, y, _ = table()
-    vi = nv.PrivateVI(linear, engine="dpvi", budget=nv.PrivacyBudget(1.0, 1e-5))
-    prepared = vi._prepare_fit((X, y), {})[0]
+    prepared = vi_of(linear, engine="dpvi")._prepare_fit((X, y), {})[0]
     steps = tuple(step.scaled(1e-3) for step in prepared.steps)  # Hardly any noise.
     (part, *_) = prepared.parts
     counts = np.zeros(len(part.grid) + 1)
@@ -459,9 +458,8 @@ def test_a_posterior_that_would_overflow_is_the_guide_and_says_so():
             numpyro.sample("y", dist.StudentT(5.0, w, 1.0), obs=y)
 
     y = np.random.default_rng(0).normal(1.0, 1.0, 60).astype(np.float32)
-    vi = vi_of(model, budget=0.05, engine="dpvi", insecure_seed=1)
     with warnings.catch_warnings(action="ignore"):
-        result = vi.run(jax.random.key(0), y)
+        result = fit_to(model, y, budget=0.05, engine="dpvi", insecure_seed=1)
     assert isinstance(result.posterior, NormalPosterior)
     said = " ".join(result.diagnostics["warnings"])
     assert "do not allow for the noise" in said

@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
-from _fits import fit_to
+from _fits import fit_to, vi_of
 from scipy import stats
 
 import numpyro_vips as nv
@@ -123,9 +123,7 @@ def test_norms_are_finite_whatever_the_priors(model: Callable[..., None]) -> Non
 @pytest.mark.thorough
 def test_under_dpvi_synthetic_rows_stay() -> None:
     model = nv.private(ages, unit="rows")
-    budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(model, budget=budget, engine="dpvi")
-    prepared, _ = vi._prepare_fit((NUMBERS,), {})
+    prepared, _ = vi_of(model, engine="dpvi")._prepare_fit((NUMBERS,), {})
     assert prior_norms(prepared.engine, prepared.graph, prepared.parts, {}) == {}
     assert rows_in_place(prepared.engine) == "synthetic rows"
 

@@ -13,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import UNCLIPPED, EngineFit
-from _fits import vi_of
+from _fits import fit_to
 
 from numpyro_vips.vips.program.feature_detection import (
     weight_of_features,
@@ -530,9 +530,8 @@ def test_an_intercept_is_found_beside_columns_far_from_zero(
     dose = rng.normal(26.0, 4.0, count).astype(np.float32)
     y = (90.0 + 0.5 * age + 0.8 * dose + 12.0 * rng.normal(size=count)).astype("f4")
     rows = (age, dose, y) if model is separate else (np.stack([age, dose], 1), y)
-    vi = vi_of(model, insecure_seed=0)
     with warnings.catch_warnings(action="ignore"):
-        result = vi.run(jax.random.key(0), *rows)
+        result = fit_to(model, *rows, insecure_seed=0)
     draws = result.sample_posterior(jax.random.key(1), (2000,))
     intercept = np.asarray(draws["a"])
     assert abs(intercept.mean() - 90.0) < 4.0 * intercept.std()
