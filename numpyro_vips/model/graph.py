@@ -9,6 +9,7 @@ model itself.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -112,6 +113,25 @@ class ModelGraph:
     captured: Mapping[str, np.ndarray]
     run: Callable[..., Mapping[str, dict]]
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def read_for(
+        self, wanted: Callable[[str, str], bool] = lambda site, output: True
+    ) -> tuple[set[str], set[str]]:
+        """The private arguments and the latents that some outputs depend on.
+
+        Args:
+          wanted: Whether an output of the program is meant, by its site and its name,
+            such as "parameters"; by default all are.
+        """
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self.program_outputs)
+        keep = [wanted(path[0].key, path[1].key) for path, _ in leaves]
+        _, used = with_used_inputs(self.program, keep)
+        rows, latents = map(sorted, self.program_inputs)
+        of_rows, of_latents = used[: len(rows)], used[len(rows) :]
+        return (
+            set(itertools.compress(rows, of_rows)),
+            set(itertools.compress(latents, of_latents)),
+        )
 
     def latents(self, role: Role) -> list[Site]:
         return [site for site in self.sites.values() if site.role == role]

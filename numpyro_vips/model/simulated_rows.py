@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpyro.distributions import Distribution
 
-from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.distributions import unwrapped
@@ -272,11 +271,9 @@ def _covariates(
 ) -> dict[str, Int64[np.ndarray, " _entries"]]:
     """See the attribute of `RowSimulator`; none that the model does not look at."""
     found = {}
-    _, used = with_used_inputs(graph.program)
-    row_inputs, _ = graph.program_inputs
-    looked_at = dict(zip(sorted(row_inputs), used, strict=False))
+    looked_at, _ = graph.read_for()
     for name, like in graph.arguments.row_shapes().items():
-        if not looked_at[name]:
+        if name not in looked_at:
             continue
         observed = np.zeros(int(np.prod(like.shape, dtype=int)), bool)
         for copied in copies.values():
