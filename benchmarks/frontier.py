@@ -273,8 +273,7 @@ def _fit(
     clipping_norm: dict[str, float] | None = None,
 ) -> nv.PrivateVIResult:
     """A fit with defaults, whose noise can be repeated as the tables are generated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         vi = nv.PrivateVI(
             model,
             budget=nv.PrivacyBudget(epsilon, delta),

@@ -105,8 +105,7 @@ def excesses(name: str, *, rows: int, epsilon: float, repetitions: int) -> list[
             engine="dpvi",
             progress_bar=False,
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             result = vi.run(jax.random.key(number), x.astype(np.float32), y)
         found.append(result.diagnostics["excess"])
     return found

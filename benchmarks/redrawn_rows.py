@@ -117,8 +117,7 @@ def errors(case: Case, model: nv.private, repetitions: int) -> Errors:
     inside: list[bool] = []
     for seed in range(repetitions):
         X, y, truth = drawn(case, seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             result = private_vi(case, model).run(jax.random.key(seed), X, y)
         draws = result.sample_posterior(jax.random.key(1), (2000,))
         for site, value in truth.items():

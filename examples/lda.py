@@ -24,7 +24,6 @@ them only where the documents are public. Several fits add up, as the ledger sho
 
 import argparse
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ import _corpus
 import _lda_paper
 import _topics
 import numpyro_vips as nv
-from _fit_options import add_run_options, given, sampling_of
+from _fit_options import add_run_options, given, sampling_of, write_json
 
 # Draws for ArviZ are fewer where topics are large.
 MOST_NUMBERS_IN_ARVIZ = 20_000_000
@@ -214,8 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     ).to_netcdf(str(args.output / "posterior.nc"))
     shown.save(args.output / "result.nc")
     _topics.draw(report, args.output)
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(report, args)
 
     print(_topics.topic_table(topics, corpus.vocabulary))
     print(shown.privacy)

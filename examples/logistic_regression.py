@@ -16,7 +16,6 @@ computed from the rows as they are, so publish them only where the rows are publ
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from scipy.special import expit
 
 import numpyro_vips as nv
 from _datasets import Dataset, auc, load
-from _fit_options import add_run_options, budget, given, sampling_of
+from _fit_options import add_run_options, budget, given, sampling_of, write_json
 
 LONGEST_TABLE = 40
 NUM_DRAWS = 1000
@@ -123,8 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         f"{seconds:.1f} s for the private fit; "
         f"posterior.nc and posterior.png are in {args.output}"
     )
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(report, args)
     return report
 
 

@@ -17,7 +17,6 @@ reconstructions are of test images, which are treated as public.
 import argparse
 import dataclasses
 import gzip
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ import numpyro.distributions as dist
 from sklearn.datasets import load_digits
 
 import numpyro_vips as nv
-from _fit_options import add_run_options, sampling_of
+from _fit_options import add_run_options, sampling_of, write_json
 
 BIAS_SCALE = 3.0
 WEIGHT_SCALE = 0.3
@@ -356,8 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         f"bound per pixel: {report['bound_per_pixel']:.4f}\n"
         f"{seconds:.1f} s; posterior.nc and belief_network.png are in {args.output}"
     )
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(report, args)
     return report
 
 

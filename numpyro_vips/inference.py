@@ -3,22 +3,21 @@
 import contextlib
 import dataclasses
 import functools
-import inspect
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from tqdm.auto import tqdm
 
 from numpyro_vips import _html, _validate, accounting
+from numpyro_vips._keywords import naming_places
 from numpyro_vips._settings import code_of_value, frozen
 from numpyro_vips.dpvi.settings import DPVI
-from numpyro_vips.errors import did_you_mean
 from numpyro_vips.fitting.checkpoint import (
     Checkpoint,
     check_may_be_resumed,
@@ -62,57 +61,19 @@ from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.result import PrivateVIResult
 from numpyro_vips.vips.settings import VIPS
 
-_P = ParamSpec("_P")
 
-# Where else a setting belongs that is none of `PrivateVI`.
-_PLACES = {
-    "batch_size": "sampling=nv.Poisson(0.1) for a tenth of the rows in each step",
-    "subsample_size": "sampling=nv.Poisson(0.1) for a tenth of the rows in each step",
-    "learning_rate": "engine=nv.DPVI(optimizer=optax.adam(0.01))",
-    "optim": "engine=nv.DPVI(optimizer=optax.adam(0.01))",
-    "rng_key": "run(rng_key, X, y)",
-    "unit": "nv.private(model, unit='patients') in place of the model",
-    "public": "nv.private(model, unit='patients', public=('times',)) for the model",
-    "sampling_rate": "sampling=nv.Poisson(0.1)",
-    "relation": "sampling=nv.FullBatch(relation='replace_one')",
-    "accountant": "budget=nv.PrivacyBudget(epsilon, delta, accountant='moments')",
-    "step_size": "engine=nv.VIPS(step_size=lambda t: 1 / (t + 1))",
-    "release_once": "engine=nv.VIPS(release_once=False)",
-    "structure": "engine=nv.VIPS(structure={'w': 'diag'})",
-    "augmentation": "engine=nv.VIPS(augmentation='fixed-curvature')",
-    "local_steps": "engine=nv.VIPS(local_steps=20) or nv.DPVI(local_steps=20)",
-    "guide": "engine=nv.DPVI(guide='full_rank')",
-    "optimizer": "engine=nv.DPVI(optimizer=optax.adam(0.01))",
-    "loss": "engine=nv.DPVI(loss=numpyro.infer.TraceMeanField_ELBO())",
-    "perturb": "engine=nv.DPVI(perturb='all')",
-    "averaging": "engine=nv.DPVI(averaging=None)",
-}
-
-
-def _naming_places(
-    init: Callable[Concatenate[Any, _P], None],
-) -> Callable[Concatenate[Any, _P], None]:
-    """Lets errors about keywords say which there is, and where a setting belongs."""
-    known = inspect.signature(init).parameters.keys() - {"self", "model"}
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        for name in kwargs:
-            if name in _PLACES:
-                raise TypeError(f"PrivateVI has no {name}=: write {_PLACES[name]}.")
-            if name not in known and name != "model":
-                hint = did_you_mean(name, known)
-                hint = hint or f"It has {', '.join(f'{k}=' for k in sorted(known))}."
-                raise TypeError(f"PrivateVI has no {name}=. {hint}")
-        if "budget" not in kwargs:
-            raise TypeError(
-                "PrivateVI needs budget=nv.PrivacyBudget(epsilon, delta), such as "
-                "nv.PrivacyBudget(1.0, 1e-6), the ledger that pays for all fits on the "
-                "same people. Its own epsilon= and delta= are one fit's share of it."
-            )
-        init(self, *args, **kwargs)
-
-    return checked
+def _warnings_before_charge(
+    prepared: PreparedFit, priced: PricedSteps
+) -> Iterator[str]:
+    """What the caller may want to know before the budget pays for the fit."""
+    for told in (
+        warning_of_no_globals(prepared.graph),
+        warning_of_chances(prepared.out_of_range),
+        warning_of_loops(prepared.loops_until_rows_stop),
+        warning_of_delta(priced, prepared.arguments.public_num_rows),
+    ):
+        if told is not None:
+            yield told
 
 
 class PrivateVI:
@@ -191,7 +152,7 @@ class PrivateVI:
       TypeError, ValueError: An argument is not as described.
     """
 
-    @_naming_places
+    @naming_places
     def __init__(
         self,
         model: private,
@@ -416,14 +377,8 @@ class PrivateVI:
         )
         compiled = time.perf_counter()
         if self.schedule_options.private and resumed is None:
-            for told in (
-                warning_of_no_globals(prepared.graph),
-                warning_of_chances(prepared.out_of_range),
-                warning_of_loops(prepared.loops_until_rows_stop),
-                warning_of_delta(priced, prepared.arguments.public_num_rows),
-            ):
-                if told is not None:
-                    warnings.warn(told, stacklevel=4)  # That of the caller of `run`.
+            for told in _warnings_before_charge(prepared, priced):
+                warnings.warn(told, stacklevel=4)  # That of the caller of `run`.
             label = self.label or f"{name_of(self.model.fn)} ({engine.name})"
             self._charge(priced, label, reducer, checkpoint)
         results = FitResults(
@@ -522,12 +477,14 @@ class PrivateVI:
             check_number_of_rows(arguments.num_rows, arguments.public_num_rows)
         if self.schedule_options.sampling.scheme != "full":
             arguments.check_can_be_drawn_from()
-        noise = noise_of_one_release(self.budget, self.share)
+        noise = None
+        # Noise that the caller has fixed is no part of a budget.
+        if self.schedule_options.noise_multiplier is None:
+            noise = noise_of_one_release(self.budget, self.share)
         prepared, plan = prepared_fit(
             self.model, arguments, self.engine, self.schedule_options, noise
         )
-        if self.schedule_options.noise_multiplier is None:
-            plan = with_number_of_rows(plan, prepared, noise)
+        plan = with_number_of_rows(plan, prepared, noise)
         settings = {**plan.settings, **self._given()}
         return prepared, dataclasses.replace(plan, settings=settings)
 

@@ -481,19 +481,9 @@ def load(
       FileNotFoundError: There is no such file.
       ValueError: The file is no such result, is damaged, or has another format.
     """
-    saved = result_file.read(path)
-    return PrivateVIResult(
-        posterior=saved.posterior,
-        privacy=saved.privacy,
-        engine=saved.engine,
-        plan=saved.plan,
-        settings=saved.settings,
-        diagnostics=saved.diagnostics,
-        seconds=saved.seconds,
-        axis_labels=saved.axis_labels,
-        model=model,
-        _for_row_queries=saved.for_row_queries,
-    )
+    saved = result_file.read(path)._asdict()
+    for_row_queries = saved.pop("for_row_queries")
+    return PrivateVIResult(**saved, model=model, _for_row_queries=for_row_queries)
 
 
 def _of_data_alone(moments: MeanAndStddev) -> VarianceParts:

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from _fits import vi_of
 
-import numpyro_vips as nv
 from numpyro_vips.vips.engine import VipsEngine
 
 # A norm that no row of the tests comes near.
@@ -25,9 +25,7 @@ class EngineFit:
     def __init__(
         self, model: Callable[..., None], rows: tuple[np.ndarray, ...], **options: Any
     ):
-        budget = nv.PrivacyBudget(1.0, 1e-5)
-        vi = nv.PrivateVI(nv.private(model, unit="rows"), budget=budget, **options)
-        prepared, _ = vi._prepare_fit(rows, {})
+        prepared, _ = vi_of(model, **options)._prepare_fit(rows, {})
         self.steps, self.parts = prepared.steps, prepared.parts
         self.engine: Any = prepared.engine
         assert isinstance(self.engine, VipsEngine)

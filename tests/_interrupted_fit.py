@@ -39,8 +39,7 @@ def run(folder: Path, num_steps: int, name: str = "fit", callback: Any = None) -
         progress_bar=False,
         callback=callback,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return vi.run(jax.random.key(3), X, (X[:, 0] > 0).astype(np.int32))
 
 

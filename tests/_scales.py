@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from scipy import stats
 
 import numpyro_vips as nv
@@ -41,9 +42,7 @@ def assert_posterior_is_that_of_a_grid(prior: dist.Distribution, reference: Any)
     weights /= weights.sum()
     mean = weights @ grid
     stddev = math.sqrt(weights @ (grid - mean) ** 2)
-    budget = nv.PrivacyBudget(math.inf)
-    vi = nv.PrivateVI(noise_about_zero(prior), budget=budget, progress_bar=False)
-    result = vi.run(KEY, y)
+    result = vi_of(noise_about_zero(prior), budget=math.inf).run(KEY, y)
     assert result.engine == "vips"
     draws = np.asarray(result.sample_posterior(KEY, (4000,))["sd"])
     assert abs(draws.mean() - mean) < 0.1 * stddev

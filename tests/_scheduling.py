@@ -33,6 +33,8 @@ class Scheduling:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        # There is none under `-p no:cacheprovider`.
+        self.cache: pytest.Cache | None = getattr(config, "cache", None)
         self.took: dict[str, float] = defaultdict(float)
         # Every process has to have the tests in one order: that of the first.
         of_first: Any = getattr(config, "workerinput", None)
@@ -41,7 +43,7 @@ class Scheduling:
         )
 
     def _last_run(self) -> dict[str, float]:
-        return (self.config.cache and self.config.cache.get(_RECORD, None)) or {}
+        return (self.cache and self.cache.get(_RECORD, None)) or {}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -78,11 +80,11 @@ class Scheduling:
 
     def pytest_sessionfinish(self) -> None:
         """Keeps it for the next run."""
-        if hasattr(self.config, "workerinput") or not self.config.cache:
+        if hasattr(self.config, "workerinput") or self.cache is None:
             return
         kept = {
             test: seconds
             for test, seconds in {**self._last_run(), **self.took}.items()
             if seconds >= _LEAST
         }
-        self.config.cache.set(_RECORD, kept)
+        self.cache.set(_RECORD, kept)

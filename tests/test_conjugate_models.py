@@ -34,6 +34,7 @@ from _cases import (
     weights_of,
     wide_normals,
 )
+from _fits import fit_to
 from _full_batch import FullBatch
 from _models import UNIT, graph_of
 from _rows import (
@@ -65,7 +66,6 @@ from numpyro.handlers import mask, reparam, scale
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.ops.indexing import Vindex
 
-import numpyro_vips as nv
 from numpyro_vips.vips.compile.certificate import certify, check_rows_are_separate
 from numpyro_vips.vips.compile.compiler import compile_model, interpreted
 
@@ -1738,12 +1738,7 @@ observed(
 def test_closed_form(name: str, posterior: Callable[..., dict[str, Any]]) -> None:
     case = CONJUGATE[name]
     rows = case.make_rows(np.random.default_rng(0), 50)
-    vi = nv.PrivateVI(
-        nv.private(case.fn, unit=UNIT),
-        budget=nv.PrivacyBudget(math.inf),
-        progress_bar=False,
-    )
-    params = vi.run(jax.random.key(0), *rows).params
+    params = fit_to(case.fn, *rows, budget=math.inf).params
     for parameter, value in posterior(*rows).items():
         np.testing.assert_allclose(params[parameter], value, rtol=1e-6)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.algebra import elementwise
@@ -56,11 +57,8 @@ def incomes(repository, registry):
 
 def test_added_likelihood_gives_the_exact_posterior(incomes):
     y = np.random.default_rng(0).pareto(3.0, 200) + 1.0
-    vi = nv.PrivateVI(
-        incomes, budget=nv.PrivacyBudget(math.inf), engine="vips", progress_bar=False
-    )
     with jax.enable_x64(True):
-        result = vi.run(jax.random.key(0), y)
+        result = fit_to(incomes, y, budget=math.inf, engine="vips")
         samples = result.sample_posterior(jax.random.key(1), (40_000,))
         draws = np.asarray(samples["alpha"])
     # alpha given y is Gamma(2 + N, 1 + Σ log y).

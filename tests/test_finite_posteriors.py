@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from scipy import stats
 
 import numpyro_vips as nv
@@ -69,14 +70,7 @@ each = pytest.mark.parametrize("name", CASES)
 def fitted(name: str, epsilon: float = math.inf, **options: Any) -> nv.PrivateVIResult:
     fn, rows = CASES[name]
     budget = nv.PrivacyBudget(epsilon, 0.0 if math.isinf(epsilon) else 1e-5)
-    vi = nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=budget,
-        engine="vips",
-        progress_bar=False,
-        **options,
-    )
-    return vi.run(KEY, *rows)
+    return vi_of(fn, budget=budget, engine="vips", **options).run(KEY, *rows)
 
 
 @pytest.mark.quick_with("0.01-precise")
@@ -163,11 +157,7 @@ def test_columns_of_large_numbers_are_solved_for() -> None:
         with numpyro.plate("rows", year.shape[0]):
             numpyro.sample("y", dist.Normal(w[0] + w[1] * year, s), obs=y)
 
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(math.inf),
-        progress_bar=False,
-    )
+    vi = vi_of(model, budget=math.inf)
     draws = vi.run(KEY, year, degrees).sample_posterior(KEY, (4000,))
     found: Any = stats.linregress(year.astype(float), degrees.astype(float))
     slope = np.asarray(draws["w"][:, 1], float)
@@ -196,12 +186,7 @@ def test_effects_of_rows_do_not_make_up_for_a_far_start() -> None:
     n = rng.integers(5, 60, 60)
     logits = -0.5 + 1.2 * x + 0.3 * rng.normal(size=60)
     r = rng.binomial(n, 1 / (1 + np.exp(-logits)))
-    vi = nv.PrivateVI(
-        nv.private(plates, unit="rows"),
-        budget=nv.PrivacyBudget(math.inf),
-        engine="vips",
-        progress_bar=False,
-    )
+    vi = vi_of(plates, budget=math.inf, engine="vips")
     draws = vi.run(KEY, n, x, r).sample_posterior(KEY, sample_shape=(500,))
     assert abs(np.mean(draws["a"]) + 0.5) < 0.2
     assert abs(np.mean(draws["b"]) - 1.2) < 0.3

@@ -35,6 +35,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 import scipy.spatial
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.model import references
@@ -576,11 +577,8 @@ def test_smaller_arrays_inside_a_program_are_listed(place, stored):
 
 
 def test_the_statement_lists_what_only_the_programs_show(stored):
-    vi = nv.PrivateVI(
-        nv.private(reading(stored((3, 2)), PROGRAMS["jit"]), unit="people"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        num_steps=1,
-        progress_bar=False,
+    vi = vi_of(
+        nv.private(reading(stored((3, 2)), PROGRAMS["jit"]), unit="people"), num_steps=1
     )
     result = vi.run(jax.random.key(0), X)
     assert "an array of shape (3, 2) that the model holds" in result.privacy.public
@@ -612,9 +610,7 @@ def test_coefficients_inside_functions_of_jax_are_no_data(count):
         with numpyro.plate("people", x.shape[0]):
             numpyro.sample("x", dist.Binomial(20, jnp.multiply(tries, w)), obs=x)
 
-    vi = nv.PrivateVI(
-        nv.private(model, unit="people"), budget=nv.PrivacyBudget(1.0, 1e-5)
-    )
+    vi = vi_of(nv.private(model, unit="people"))
     assert "Treated as public" not in str(vi.explain(np.arange(float(count))))
 
 
@@ -633,10 +629,7 @@ def test_arrays_without_information_and_public_arguments_may_have_any_length():
         with numpyro.plate("people", x.shape[0]):
             numpyro.sample("x", dist.Normal(plain(w), 1.0), obs=x)
 
-    vi = nv.PrivateVI(
-        nv.private(model, unit="people", public=("weights",)),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-    )
+    vi = vi_of(nv.private(model, unit="people", public=("weights",)))
     assert "Treated as public" not in str(vi.explain(X, X.copy()))
 
 

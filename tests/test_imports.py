@@ -52,6 +52,7 @@ ORDER = (
     "accounting/",
     "polya_gamma.py",
     "jax_tools/",
+    "_keywords.py",
     "_settings.py",
     "handlers.py",
     "points.py",
@@ -198,6 +199,7 @@ def test_the_privacy_core_needs_no_jax(file):
 
 # Modules without a test file of their own name, and where they are tested.
 TESTED_ELSEWHERE = {
+    "_keywords.py": "by settings in wrong places, test_inference.py",
     "abilities.py": "what engines have without them, vips/ and dpvi/test_engine.py",
     "conjugacy/densities/log_densities.py": "by a model each, test_conjugate_models.py",
     "conjugacy/interpreter/values.py": "by each rule, interpreter/test_*_rules.py",
@@ -216,6 +218,7 @@ TESTED_ELSEWHERE = {
     "fitting/results.py": "by what fits return, test_inference.py",
     "model/max_nonzeros.py": "by arguments with widths, model/test_arguments.py",
     "model/refused_arguments.py": "by what is refused, model/test_arguments.py",
+    "model/refused_sites.py": "by models that are refused, model/test_graph.py",
     "posterior.py": "a protocol; its registry, test_result_file.py",
     "privacy/budget_table.py": "by ledgers that are printed, privacy/test_budget.py",
     "privacy/charge_checks.py": "by what ledgers refuse, privacy/test_budget.py",

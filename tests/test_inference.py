@@ -23,6 +23,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 import scipy.sparse
+from _fits import vi_of
 from _models import logistic_of_patients as logistic
 from _models import probit_of_patients as probit
 from numpyro.handlers import condition, do, mask, substitute
@@ -421,10 +422,11 @@ def test_a_missing_ledger_is_told_apart_from_a_share_of_it():
 
 def test_a_delta_above_one_over_the_rows_is_warned_of_before_it_is_charged():
     budget = nv.PrivacyBudget(1.0, 0.1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match=r"delta=0\.1 is not below"):
-            fitted(logistic, X, Y, budget=budget, num_steps=1)
+    with (
+        warnings.catch_warnings(action="error"),
+        pytest.raises(UserWarning, match=r"delta=0\.1 is not below"),
+    ):
+        fitted(logistic, X, Y, budget=budget, num_steps=1)
     assert not budget.charges
 
 
@@ -537,13 +539,7 @@ BAD_VALUES = {
     ids=["vips", "dpvi"],
 )
 def test_unusable_rows_count_as_zero_and_change_nothing_else(fn, options):
-    vi = nv.PrivateVI(
-        marked(fn),
-        budget=nv.PrivacyBudget(math.inf),
-        num_rows=NUM_ROWS,
-        progress_bar=False,
-        **options,
-    )
+    vi = vi_of(marked(fn), budget=math.inf, num_rows=NUM_ROWS, **options)
     bad_X, bad_y = np.copy(X), np.copy(Y)
     count = len(BAD_VALUES)
     for row, (feature, label) in enumerate(BAD_VALUES.values()):
@@ -731,8 +727,7 @@ def test_fixed_noise_is_charged_at_its_price():
 def test_only_a_seed_makes_noise_repeatable():
     def once(fn: Any, args: tuple, seed: int | None, **options: Any) -> np.ndarray:
         budget = nv.PrivacyBudget(1.0, 1e-5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             result = fitted(fn, *args, budget=budget, insecure_seed=seed, **options)
         assert ("INSECURE" in str(result.privacy)) == (seed is not None)
         return np.concatenate([np.ravel(x) for x in result.params.values()])
@@ -876,11 +871,7 @@ def test_idioms_mean_the_same(idiom, reference):
 
 @pytest.mark.thorough
 def test_keyword_arguments_and_names_in_the_statement():
-    vi = nv.PrivateVI(
-        marked(with_public_prior, public=("loc",)),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-    )
+    vi = vi_of(marked(with_public_prior, public=("loc",)))
     result = vi.run(KEY, y=Y, loc=np.zeros(3), X=X)
     assert "the argument 'loc'" in result.privacy.public
     held = fitted(Network(), X, Y, budget=nv.PrivacyBudget(1.0, 1e-5))

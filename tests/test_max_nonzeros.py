@@ -17,6 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.sparse as sp
+from _fits import fit_to, vi_of
 from _models import away_from_prior
 from _row_by_row import row_norm, solve_locals
 from numpyro.handlers import mask, scale
@@ -316,8 +317,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def fitted(fn: Any, rows: Rows, **options: Any) -> np.ndarray:
-    budget = nv.PrivacyBudget(math.inf)
-    vi = nv.PrivateVI(nv.private(fn, unit=UNIT), budget=budget, **OPTIONS, **options)
+    vi = vi_of(fn, budget=math.inf, **OPTIONS, **options)
     counted = vi.run(jax.random.key(0), *rows).params["beta/concentration"] - 0.5
     # Shares: how much counts are worth is known only where rows can be simulated.
     return np.asarray(counted / counted.sum(-1, keepdims=True))
@@ -351,10 +351,7 @@ def test_the_bound_of_visible_rows_leaves_nothing_out() -> None:
     """It is that of whole rows, also of some that a fit would cut."""
     x = MODELS["multinomial"].rows()[0].astype(np.float32)
     marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)
-    vi = nv.PrivateVI(
-        marked, budget=nv.PrivacyBudget(math.inf), max_nonzeros=1, **OPTIONS
-    )
-    result = vi.run(jax.random.key(0), x)
+    result = fit_to(marked, x, budget=math.inf, max_nonzeros=1, **OPTIONS)
     shown = np.concatenate([x, np.full((1, LENGTH), 3, np.float32)])
     whole = dataclasses.replace(
         result, settings={**result.settings, "max_nonzeros": {}}
@@ -369,13 +366,7 @@ def test_the_bound_of_visible_rows_leaves_nothing_out() -> None:
 def test_the_plan_and_the_statement_tell_the_width() -> None:
     x = MODELS["multinomial"].rows()[0].astype(np.float32)
     marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)
-    vi = nv.PrivateVI(
-        marked,
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        max_nonzeros=WIDTH,
-        clipping_norm=2.0,
-        **OPTIONS,
-    )
+    vi = vi_of(marked, max_nonzeros=WIDTH, clipping_norm=2.0, **OPTIONS)
     plan = vi.explain(x)
     assert plan.engine == "vips"
     (note,) = plan.notes
@@ -403,12 +394,7 @@ def test_whole_rows_are_worked_on_where_entries_are_not_enough() -> None:
     expected = by_rows.bounded_sum(by_rows.rows, everyone, 1.0)
     for block, value in expected.items():
         np.testing.assert_allclose(found[block], value, rtol=1e-6)
-    vi = nv.PrivateVI(
-        nv.private(tokens, unit=UNIT),
-        budget=nv.PrivacyBudget(math.inf),
-        max_nonzeros=WIDTH,
-        **OPTIONS,
-    )
+    vi = vi_of(tokens, budget=math.inf, max_nonzeros=WIDTH, **OPTIONS)
     assert "made dense again: x: a gather at an index" in vi.explain(x).notes[-1]
 
 
@@ -470,26 +456,22 @@ def test_dpvi_gets_rows_with_their_largest_entries() -> None:
         )
     for block, value in sums[1].items():
         np.testing.assert_allclose(sums[0][block], value, rtol=1e-5, atol=1e-6)
-    vi = nv.PrivateVI(
-        nv.private(regression, unit=UNIT),
-        budget=nv.PrivacyBudget(math.inf),
+    plan = vi_of(
+        regression,
+        budget=math.inf,
         max_nonzeros={"x": WIDTH},
         **{**OPTIONS, "engine": "auto"},
-    )
-    plan = vi.explain(x, y)
+    ).explain(x, y)
     assert plan.engine == "dpvi"
     assert "DPVI makes the row dense again" in plan.notes[-1]
 
 
 def noise_aware(fn: Any, rows: Rows, **options: Any) -> NoiseAwarePosterior:
     """The posterior of a private fit with DPVI, at a noise that is always the same."""
-    budget = nv.PrivacyBudget(1.0, 1e-5)
     marked = nv.private(fn, unit=UNIT)
     settings = {**OPTIONS, "engine": "dpvi", "insecure_seed": 1, **options}
-    vi = nv.PrivateVI(marked, budget=budget, **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        posterior = vi.run(jax.random.key(0), *rows).posterior
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        posterior = fit_to(marked, *rows, **settings).posterior
     assert isinstance(posterior, NoiseAwarePosterior)
     return posterior
 
@@ -548,7 +530,7 @@ def test_a_private_fit_by_dpvi_releases_what_it_does_of_whole_rows(
 def test_a_width_is_a_positive_integer(declared, error, message) -> None:
     marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)
     with pytest.raises(error, match=message):
-        nv.PrivateVI(marked, budget=nv.PrivacyBudget(math.inf), max_nonzeros=declared)
+        vi_of(marked, budget=math.inf, max_nonzeros=declared)
 
 
 def test_a_private_fit_of_what_is_observed_ends_in_a_posterior() -> None:
@@ -562,14 +544,7 @@ def test_a_private_fit_of_what_is_observed_ends_in_a_posterior() -> None:
 
     rng = np.random.default_rng(0)
     X = np.concatenate([counts(rng) for _ in range(50)])
-    vi = nv.PrivateVI(
-        nv.private(rates, unit=UNIT),
-        budget=nv.PrivacyBudget(20.0, 1e-5),
-        engine="vips",
-        clipping_norm=4.0,
-        max_nonzeros=WIDTH,
-        progress_bar=False,
-    )
+    vi = vi_of(rates, budget=20.0, engine="vips", clipping_norm=4.0, max_nonzeros=WIDTH)
     draws = vi.run(jax.random.key(0), X).sample_posterior(jax.random.key(1), (200,))
     np.testing.assert_allclose(np.mean(draws["rate"], 0), X.mean(0), rtol=0.3)
 
@@ -577,7 +552,7 @@ def test_a_private_fit_of_what_is_observed_ends_in_a_posterior() -> None:
 def test_a_width_of_no_argument_costs_nothing() -> None:
     budget = nv.PrivacyBudget(1.0, 1e-5)
     marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)
-    vi = nv.PrivateVI(marked, budget=budget, max_nonzeros={"counts": 3}, **OPTIONS)
+    vi = vi_of(marked, budget=budget, max_nonzeros={"counts": 3}, **OPTIONS)
     with pytest.raises(ValueError, match="names 'counts'"):
         vi.run(jax.random.key(0), *MODELS["multinomial"].rows())
     assert budget.remaining().epsilon == 1.0

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from numpyro.infer import Predictive
 
 import numpyro_vips as nv
@@ -106,10 +107,7 @@ def test_a_saved_network_predicts_as_before(net, tmp_path):
         with numpyro.plate("people", X.shape[0]):
             numpyro.sample("y", dist.Normal(net(X), noise), obs=y)
 
-    vi = nv.PrivateVI(
-        model, budget=nv.PrivacyBudget(math.inf), num_steps=3, progress_bar=False
-    )
-    result = vi.run(KEY, X, Y)
+    result = vi_of(model, budget=math.inf, num_steps=3).run(KEY, X, Y)
     result.save(tmp_path / "net.nc")
     again = nv.load(tmp_path / "net.nc", model=model)
     predicted, bounds = [], []
@@ -143,14 +141,12 @@ def test_an_encoder_in_a_marked_guide_is_read_again(tmp_path):
             numpyro.sample("z", dist.Normal(centre, 0.3).to_event(1))
 
     marked = nv.private(guide, unit="people")
-    vi = nv.PrivateVI(
+    result = vi_of(
         nv.private(model, unit="people"),
-        budget=nv.PrivacyBudget(math.inf),
+        budget=math.inf,
         engine=nv.DPVI(guide=guide),
         num_steps=2,
-        progress_bar=False,
-    )
-    result = vi.run(KEY, X)
+    ).run(KEY, X)
     result.save(tmp_path / "net.nc")
     both: list[Any] = [result.posterior, nv.load(tmp_path / "net.nc").posterior]
     drawn = [

@@ -6,12 +6,12 @@ The models are those of tutorials, as one would write them who knows NumPyro alo
 import warnings
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 
@@ -24,26 +24,15 @@ AFTER = AFTER.astype(np.float32)
 GROUPS = RNG.integers(0, 7, COUNT)
 
 
-def prepared(model: Any, *arguments: Any, **options: Any) -> nv.PrivateVI:
-    return nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-        **options,
-    )
-
-
 def refusal(model: Any, *arguments: Any) -> str:
     with pytest.raises(nv.UnsafeModelError) as caught:
-        prepared(model).explain(*arguments)
+        vi_of(model).explain(*arguments)
     return str(caught.value)
 
 
 def moments(model: Any, *arguments: Any, **options: Any) -> Any:
-    vi = prepared(model, insecure_seed=0, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = vi.run(jax.random.key(0), *arguments)
+    with warnings.catch_warnings(action="ignore"):
+        result = fit_to(model, *arguments, insecure_seed=0, **options)
     return result.posterior.moments()
 
 
@@ -231,7 +220,7 @@ PRIORS: dict[str, tuple[Any, np.ndarray, str, Any]] = {
 def test_priors_that_order_or_truncate_run(name: str):
     """By DPVI, which is what the refusal by VIPS says."""
     model, rows, site, truth = PRIORS[name]
-    assert prepared(model).explain(rows).engine == "dpvi"
+    assert vi_of(model).explain(rows).engine == "dpvi"
     found = moments(model, rows)[site]
     np.testing.assert_allclose(found.mean, truth, atol=0.25)
 
@@ -241,4 +230,4 @@ def test_priors_that_order_or_truncate_run(name: str):
 def test_vips_names_the_site_and_the_engine_that_runs(name: str):
     model, rows, *_ = PRIORS[name]
     with pytest.raises(nv.NotConjugateError, match="Use engine='dpvi' or 'auto'"):
-        prepared(model, engine="vips").explain(rows)
+        vi_of(model, engine="vips").explain(rows)

@@ -14,6 +14,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 from _setups import NAMES, Setup, setup
 
 import numpyro_vips as nv
@@ -193,12 +194,7 @@ PLACED = {"dpvi": heavy_tails, "vips": one_factor}
 
 def start_of(fn: Any, engine: str, num_rows: int = 1) -> tuple[Any, Any]:
     """The engine and the state in which `release` takes its first step."""
-    vi = nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-6),
-        engine=engine,
-        num_rows=num_rows,
-    )
+    vi = vi_of(fn, budget=nv.PrivacyBudget(1.0, 1e-6), engine=engine, num_rows=num_rows)
     rows = np.zeros((1, COLUMNS), np.float32), np.zeros(1, np.float32)
     analysis, _ = vi._prepare_fit(rows, {})
     return analysis.engine, analysis.engine.initial_state(jax.random.key(0))
@@ -407,8 +403,9 @@ def release(
     num_rows: int = NUM_ROWS,
     max_batch_size: int | None = None,
 ) -> None:
-    nv.PrivateVI(
-        nv.private(fn, unit="rows"),
+    fit_to(
+        fn,
+        *arguments,
         budget=nv.PrivacyBudget(1.0, 1e-6),
         engine=engine,
         num_rows=num_rows,
@@ -416,8 +413,7 @@ def release(
         num_steps=1,
         clipping_norm=1.0,
         diagnostics=False,
-        progress_bar=False,
-    ).run(jax.random.key(0), *arguments)
+    )
 
 
 @pytest.fixture
@@ -525,14 +521,13 @@ def released_bits(
     for workers, rows in settings:
         monkeypatch.setattr(private_step, "MAX_WORKERS", workers)
         found.append(([], []))
-        vi = nv.PrivateVI(
-            nv.private(means, unit="rows"),
+        vi = vi_of(
+            means,
             budget=nv.PrivacyBudget(1.0, 1e-6),
             engine=engine,
             max_batch_size=rows,
             num_steps=3,
             insecure_seed=1,
-            progress_bar=False,
         )
         with pytest.warns(UserWarning, match="insecure_seed"):
             vi.run(jax.random.key(0), y)

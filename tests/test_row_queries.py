@@ -13,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 from _models import rates as rates_of_rows
 from scipy import special
 
@@ -22,14 +23,7 @@ NUM_TOPICS, NUM_WORDS = 3, 12
 
 
 def fit(model: Any, *args: Any, num_steps: int = 15, **options: Any) -> Any:
-    vi = nv.PrivateVI(
-        model,
-        budget=nv.PrivacyBudget(math.inf),
-        num_steps=num_steps,
-        progress_bar=False,
-        **options,
-    )
-    return vi.run(jax.random.key(0), *args)
+    return fit_to(model, *args, budget=math.inf, num_steps=num_steps, **options)
 
 
 # --- topics ---------------------------------------------------------------------------
@@ -220,9 +214,8 @@ def test_what_depends_on_copies_must_be_copied() -> None:
             numpyro.sample("x", dist.Normal(mu[z], 1.0), obs=x)
 
     x = np.zeros(5, np.float32)
-    vi = nv.PrivateVI(mixture, budget=nv.PrivacyBudget(math.inf), engine="vips")
     with pytest.raises(nv.NotConjugateError, match="'z' and 'x' do not share"):
-        vi.explain(x, x)
+        vi_of(mixture, budget=math.inf, engine="vips").explain(x, x)
 
 
 # --- other latents --------------------------------------------------------------------

@@ -22,6 +22,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.sparse
+from _fits import vi_of
 from _models import logistic
 
 import numpyro_vips as nv
@@ -91,16 +92,13 @@ class Stream:
 def fit(*args: Any, model: Any = logistic, **options: Any) -> nv.PrivateVIResult:
     rows, named = options.pop("rows", {}), options
     settings: dict[str, Any] = {"num_steps": 3, "max_batch_size": 128, **named}
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=settings.pop("budget", nv.PrivacyBudget(1.0, 1e-5)),
-        insecure_seed=settings.pop("insecure_seed", 3),
-        progress_bar=False,
-        **settings,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return vi.run(KEY, *args, **rows)
+    with warnings.catch_warnings(action="ignore"):
+        return vi_of(
+            model,
+            budget=settings.pop("budget", nv.PrivacyBudget(1.0, 1e-5)),
+            insecure_seed=settings.pop("insecure_seed", 3),
+            **settings,
+        ).run(KEY, *args, **rows)
 
 
 def assert_same_bits(one: nv.PrivateVIResult, other: nv.PrivateVIResult) -> None:
@@ -196,9 +194,7 @@ def test_a_source_of_mappings_stands_for_a_dict_of_arrays():
     X, y = data()
     expected = fit({"X": X, "y": y}, model=of_batch)
     assert_same_bits(fit(Rows(X, y), model=of_batch), expected)
-    plan = nv.PrivateVI(
-        nv.private(of_batch, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5)
-    ).explain(Rows(X, y))
+    plan = vi_of(of_batch).explain(Rows(X, y))
     assert plan.engine == "vips"
 
 
@@ -287,16 +283,15 @@ def test_a_row_of_a_file_is_clipped_whatever_bytes_its_truth_values_are(
 
     add_noise = GaussianMechanism.add_noise
     monkeypatch.setattr(GaussianMechanism, "add_noise", watched)
-    vi = nv.PrivateVI(
-        nv.private(seen_entries, unit="rows"),
-        budget=nv.PrivacyBudget(20.0, 1e-5),
+    vi = vi_of(
+        seen_entries,
+        budget=20.0,
         engine="vips",
         num_steps=2,
         num_rows=100,
         clipping_norm=0.7,
         epsilon=1.0,
         delta=1e-7,
-        progress_bar=False,
     )
     for bytes_of_row in ([1, 1, 0, 1, 1], [1, 1, 0, 1, 255], [2, 3, 2, 3, 253]):
         np.array(bytes_of_row, np.uint8).tofile(tmp_path / "row")
@@ -357,7 +352,7 @@ def test_what_is_no_source_is_refused_with_the_remedy(make, match, tmp_path):
 
 def test_a_source_is_never_public():
     model = nv.private(logistic, unit="rows", public=("X",))
-    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5))
+    vi = vi_of(model)
     X, y = data()
     with pytest.raises(TypeError, match="'X' is a source of rows"):
         vi.explain(nv.ArrayRows(X), y)

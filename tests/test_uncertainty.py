@@ -5,11 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
 import numpyro_vips as nv
 from numpyro_vips.result import PrivateVIResult
@@ -31,13 +31,13 @@ def gaussian(n: int, y: Any = None) -> None:
 
 
 def fitted(epsilon: float, **settings: Any) -> PrivateVIResult:
-    delta = 1e-5 if math.isfinite(epsilon) else 0.0
-    return nv.PrivateVI(
+    return fit_to(
         nv.private(gaussian, unit="rows", public=("n",)),
-        budget=nv.PrivacyBudget(epsilon, delta),
-        progress_bar=False,
+        len(Y),
+        Y,
+        budget=epsilon,
         **settings,
-    ).run(jax.random.key(0), len(Y), Y)
+    )
 
 
 NORMS = {"⟨precision⟩": 4.0, "⟨mean⟩⟨precision⟩": 3.0}

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import pytest
+from _fits import fit_to, vi_of
 from _full_batch import FullBatch
 from _slow import some_fast
 from numpyro.infer.util import log_density
@@ -67,8 +68,7 @@ def marked(name: str) -> nv.private:
 
 
 def plan_of(name: str) -> Any:
-    vi = nv.PrivateVI(marked(name), budget=nv.PrivacyBudget(math.inf))
-    return vi.explain(*ZOO[name].args())
+    return vi_of(marked(name), budget=math.inf).explain(*ZOO[name].args())
 
 
 @pytest.mark.thorough
@@ -262,9 +262,6 @@ EXACT = {
 @pytest.mark.parametrize("name", EXACT)
 def test_closed_form(name: str) -> None:
     args = tuple(_double(a) for a in ZOO[name].args(100))
-    vi = nv.PrivateVI(
-        marked(name), budget=nv.PrivacyBudget(math.inf), progress_bar=False
-    )
-    params = vi.run(jax.random.key(0), *args).params
+    params = fit_to(marked(name), *args, budget=math.inf).params
     for parameter, value in EXACT[name](args[0]).items():
         np.testing.assert_allclose(params[parameter], value, rtol=1e-6)

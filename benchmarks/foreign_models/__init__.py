@@ -19,17 +19,23 @@ from foreign_models import (
 )
 from foreign_models._foreign import Arguments, Foreign
 
-GALLERY: tuple[Foreign, ...] = (
-    *linear.MODELS,
-    *hierarchical.MODELS,
-    *counts.MODELS,
-    *choices.MODELS,
-    *survival.MODELS,
-    *mixtures.MODELS,
-    *psychometrics.MODELS,
-    *ecology.MODELS,
-    *series.MODELS,
-    *measurement.MODELS,
+_THEMES = (
+    linear,
+    hierarchical,
+    counts,
+    choices,
+    survival,
+    mixtures,
+    psychometrics,
+    ecology,
+    series,
+    measurement,
+)
+GALLERY: tuple[Foreign, ...] = tuple(
+    entry
+    for theme in _THEMES
+    for entry in vars(theme).values()
+    if isinstance(entry, Foreign)
 )
 
 __all__ = ["GALLERY", "Arguments", "Foreign"]

@@ -10,6 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
+# Books that several models are from.
+GELMAN_HILL = "Gelman and Hill 2007"
+RETHINKING = "McElreath, Rethinking 2020"
+
 Arguments = dict[str, Any]
 Draws = Mapping[str, np.ndarray]
 
@@ -56,6 +60,19 @@ class Foreign:
     def to_compare(self, draws: Draws) -> Draws:
         """What a fit and a reference are compared in."""
         return draws if self.identified is None else self.identified(draws)
+
+
+def foreign(source: str, **about: Any) -> Callable[[Callable[..., None]], Foreign]:
+    """Makes an entry of the gallery of a model, under the model's name.
+
+    Args:
+      source: Where the specification is published.
+      **about: The other attributes of `Foreign`, `name` only where the published one
+        is no name of a function.
+    """
+    return lambda model: Foreign(
+        **{"name": model.__name__, "model": model, "source": source, **about}
+    )
 
 
 def _with_observations(

@@ -7,12 +7,20 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from foreign_models._foreign import Foreign, placeholder
-
-GELMAN_HILL = "Gelman and Hill 2007"
-RETHINKING = "McElreath, Rethinking 2020"
+from foreign_models._foreign import GELMAN_HILL, RETHINKING, foreign, placeholder
 
 
+@foreign(
+    "Gelman et al. 2013, section 5.5; posteriordb eight_schools_centered",
+    unit="schools",
+    arguments=lambda rng: {
+        "sigma": np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]),
+        "y": np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]),
+    },
+    truth=None,
+    rows="Rubin 1981, table 1",
+    licence="published figures",
+)
 def eight_schools(sigma: Any, y: Any) -> None:
     mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
     tau = numpyro.sample("tau", dist.HalfCauchy(5.0))
@@ -21,6 +29,15 @@ def eight_schools(sigma: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
 
 
+@foreign(
+    "Stan User's Guide, Meta-analysis; eight_schools_noncentered",
+    unit="studies",
+    arguments=lambda rng: {
+        "sigma": rng.uniform(0.3, 2.0, 600).astype(np.float32),
+        "y": placeholder(600),
+    },
+    truth={"mu": 0.8, "tau": 1.2},
+)
 def meta_analysis(sigma: Any, y: Any) -> None:
     """Many studies with known standard errors, not centred."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
@@ -31,6 +48,24 @@ def meta_analysis(sigma: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
 
 
+@foreign(
+    f"{GELMAN_HILL}, section 12.6; posteriordb radon_hierarchical_intercept",
+    unit="houses",
+    arguments=lambda rng: {
+        "county": rng.integers(0, 20, 1000),
+        "floor": rng.binomial(1, 0.17, 1000).astype(np.float32),
+        "u": np.linspace(-1.5, 1.5, 20).astype(np.float32),
+        "log_radon": placeholder(1000),
+    },
+    public=("u",),
+    truth={
+        "gamma_0": 1.5,
+        "gamma_1": 0.7,
+        "sigma_alpha": 0.3,
+        "sigma_y": 0.75,
+        "beta": -0.65,
+    },
+)
 def radon(county: Any, floor: Any, u: Any, log_radon: Any) -> None:
     """Counties with intercepts that depend on their uranium."""
     gamma_0 = numpyro.sample("gamma_0", dist.Normal(0.0, 10.0))
@@ -45,6 +80,23 @@ def radon(county: Any, floor: Any, u: Any, log_radon: Any) -> None:
         numpyro.sample("log_radon", dist.Normal(mu, sigma_y), obs=log_radon)
 
 
+@foreign(
+    f"{GELMAN_HILL}, section 13.1; posteriordb "
+    "radon_variable_intercept_slope_noncentered",
+    unit="houses",
+    arguments=lambda rng: {
+        "county": rng.integers(0, 20, 1000),
+        "floor": rng.binomial(1, 0.3, 1000).astype(np.float32),
+        "log_radon": placeholder(1000),
+    },
+    truth={
+        "mu_alpha": 1.4,
+        "sigma_alpha": 0.4,
+        "mu_beta": -0.7,
+        "sigma_beta": 0.3,
+        "sigma_y": 0.75,
+    },
+)
 def radon_slopes(county: Any, floor: Any, log_radon: Any) -> None:
     """Intercepts and slopes of 20 counties, not centred."""
     mu_alpha = numpyro.sample("mu_alpha", dist.Normal(0.0, 10.0))
@@ -62,6 +114,21 @@ def radon_slopes(county: Any, floor: Any, log_radon: Any) -> None:
         numpyro.sample("log_radon", dist.Normal(mu, sigma_y), obs=log_radon)
 
 
+@foreign(
+    f"{GELMAN_HILL}, section 13.5; posteriordb pilots",
+    unit="flights",
+    arguments=lambda rng: {
+        "group": rng.integers(0, 5, 800),
+        "scenario": rng.integers(0, 8, 800),
+        "y": placeholder(800),
+    },
+    truth={
+        "mu": 0.4,
+        "sigma_gamma": 0.1,
+        "sigma_delta": 0.35,
+        "sigma_y": 0.25,
+    },
+)
 def pilots(group: Any, scenario: Any, y: Any) -> None:
     """Crossed groups: 5 treatments and 8 scenarios."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -75,6 +142,22 @@ def pilots(group: Any, scenario: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(y_hat, sigma_y), obs=y)
 
 
+AGES = np.array([8.0, 15.0, 22.0, 29.0, 36.0], np.float32)
+
+
+@foreign(
+    "BUGS volume 1, Rats",
+    unit="rats",
+    arguments=lambda rng: {"x": AGES, "Y": placeholder(400, 5)},
+    public=("x",),
+    truth={
+        "alpha_c": 242.0,
+        "tau_alpha": 1 / 14.0**2,
+        "beta_c": 6.2,
+        "tau_beta": 4.0,
+        "tau_c": 1 / 6.0**2,
+    },
+)
 def rats(x: Any, Y: Any) -> None:
     """A line for each rat; weights at five ages, less a public mean of 22 days."""
     alpha_c = numpyro.sample("alpha_c", dist.Normal(0.0, 1000.0))
@@ -90,6 +173,17 @@ def rats(x: Any, Y: Any) -> None:
             numpyro.sample("Y", dist.Normal(mu, 1 / jnp.sqrt(tau_c)), obs=Y)
 
 
+@foreign(
+    "BUGS volume 2, Birats",
+    unit="rats",
+    arguments=lambda rng: {"x": AGES, "Y": placeholder(400, 5)},
+    public=("x",),
+    truth={
+        "mu_beta": jnp.array([242.0, 6.2]),
+        "R": jnp.linalg.inv(jnp.array([[196.0, 2.5], [2.5, 0.25]])),
+        "tau_c": 1 / 6.0**2,
+    },
+)
 def birats(x: Any, Y: Any) -> None:
     """The same rats with correlated intercepts and slopes."""
     mu_beta = numpyro.sample(
@@ -107,6 +201,12 @@ def birats(x: Any, Y: Any) -> None:
         numpyro.sample("Y", dist.Normal(mu, 1 / jnp.sqrt(tau_c)).to_event(1), obs=Y)
 
 
+@foreign(
+    "BUGS volume 1, Dyes",
+    unit="batches",
+    arguments=lambda rng: {"y": placeholder(400, 5)},
+    truth={"theta": 1527.0, "tau_with": 1 / 2500.0, "tau_btw": 1 / 1800.0},
+)
 def dyes(y: Any) -> None:
     """Yields of samples from batches: two components of variance."""
     theta = numpyro.sample("theta", dist.Normal(0.0, 1e5))
@@ -118,6 +218,16 @@ def dyes(y: Any) -> None:
             numpyro.sample("y", dist.Normal(mu, 1 / jnp.sqrt(tau_with)), obs=y)
 
 
+@foreign(
+    "BUGS volume 1, Equiv",
+    unit="subjects",
+    arguments=lambda rng: {
+        "sign": np.where(rng.uniform(size=(400, 1)) < 0.5, 1.0, -1.0)
+        * np.array([1.0, -1.0]),
+        "Y": placeholder(400, 2),
+    },
+    truth={"mu": 1.4, "phi": -0.01, "pi": -0.18, "tau1": 80.0, "tau2": 70.0},
+)
 def equiv(sign: Any, Y: Any) -> None:
     """Two formulations in two periods: a cross-over trial."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 1000.0))
@@ -133,6 +243,22 @@ def equiv(sign: Any, Y: Any) -> None:
             numpyro.sample("Y", dist.Normal(m, 1 / jnp.sqrt(tau1)), obs=Y)
 
 
+@foreign(
+    f"{RETHINKING}, m14.1",
+    unit="cafes",
+    arguments=lambda rng: {
+        "afternoon": np.array([0.0, 1.0] * 5, np.float32),
+        "wait": placeholder(300, 10),
+    },
+    public=("afternoon",),
+    truth={
+        "a": 3.5,
+        "b": -1.0,
+        "sigma_cafe": jnp.array([1.0, 0.5]),
+        "sigma": 0.5,
+        "Rho": jnp.array([[1.0, -0.7], [-0.7, 1.0]]),
+    },
+)
 def cafes(afternoon: Any, wait: Any) -> None:
     """Ten visits to each café; intercept and slope of a café are correlated."""
     a = numpyro.sample("a", dist.Normal(5.0, 2.0))
@@ -149,6 +275,20 @@ def cafes(afternoon: Any, wait: Any) -> None:
         numpyro.sample("wait", dist.Normal(mu, sigma).to_event(1), obs=wait)
 
 
+@foreign(
+    "BUGS volume 2, Orange trees",
+    unit="trees",
+    arguments=lambda rng: {
+        "x": np.array([1.18, 4.84, 6.64, 10.04, 12.31, 13.72, 15.82], np.float32),
+        "Y": placeholder(300, 7),
+    },
+    public=("x",),
+    truth={
+        "mu": jnp.array([5.25, 2.2, -1.25]),
+        "tau": jnp.array([40.0, 50.0, 60.0]),
+        "tau_C": 0.02,
+    },
+)
 def orange_trees(x: Any, Y: Any) -> None:
     """Logistic growth of each tree; times in units of 100 days."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 100.0).expand([3]).to_event(1))
@@ -163,6 +303,21 @@ def orange_trees(x: Any, Y: Any) -> None:
         numpyro.sample("Y", dist.Normal(eta, tau_C**-0.5).to_event(1), obs=Y)
 
 
+@foreign(
+    "NumPyro tutorial Bayesian hierarchical linear regression",
+    unit="patients",
+    arguments=lambda rng: {
+        "week": rng.uniform(-1.0, 1.0, (400, 6)).astype(np.float32),
+        "FVC": placeholder(400, 6),
+    },
+    truth={
+        "mu_alpha": 0.2,
+        "sigma_alpha": 1.0,
+        "mu_beta": -0.4,
+        "sigma_beta": 0.3,
+        "sigma": 0.2,
+    },
+)
 def osic(week: Any, FVC: Any) -> None:
     """Decline of lung volume, a line for each patient; units of public scale."""
     mu_alpha = numpyro.sample("mu_alpha", dist.Normal(0.0, 5.0))
@@ -177,6 +332,22 @@ def osic(week: Any, FVC: Any) -> None:
             numpyro.sample("FVC", dist.Normal(alpha + beta * week, sigma), obs=FVC)
 
 
+@foreign(
+    f"{RETHINKING}, m13.4",
+    unit="pulls",
+    arguments=lambda rng: {
+        "actor": rng.integers(0, 7, 1000),
+        "block": rng.integers(0, 6, 1000),
+        "treatment": rng.integers(0, 4, 1000),
+        "pulled_left": np.zeros(1000, np.int32),
+    },
+    truth={
+        "a_bar": 0.6,
+        "sigma_a": 1.2,
+        "sigma_g": 0.2,
+        "b": jnp.array([-0.1, 0.4, -0.5, 0.3]),
+    },
+)
 def chimpanzees(actor: Any, block: Any, treatment: Any, pulled_left: Any) -> None:
     a_bar = numpyro.sample("a_bar", dist.Normal(0.0, 1.5))
     sigma_a = numpyro.sample("sigma_a", dist.Exponential(1.0))
@@ -189,6 +360,17 @@ def chimpanzees(actor: Any, block: Any, treatment: Any, pulled_left: Any) -> Non
         numpyro.sample("pulled_left", dist.Binomial(1, logits=logit_p), obs=pulled_left)
 
 
+@foreign(
+    f"{GELMAN_HILL}, section 14.1; posteriordb election88",
+    unit="respondents",
+    arguments=lambda rng: {
+        "state": rng.integers(0, 10, 1500),
+        "black": rng.binomial(1, 0.1, 1500).astype(np.float32),
+        "female": rng.binomial(1, 0.55, 1500).astype(np.float32),
+        "y": np.zeros(1500, np.int32),
+    },
+    truth={"mu": 0.4, "b": jnp.array([-1.7, -0.1]), "sigma_a": 0.4},
+)
 def election88(state: Any, black: Any, female: Any, y: Any) -> None:
     """Support by state, sex and ethnicity; ten states."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 100.0))
@@ -201,6 +383,16 @@ def election88(state: Any, black: Any, female: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
+@foreign(
+    "Stan case study Bradley-Terry; Bradley and Terry 1952",
+    unit="games",
+    arguments=lambda rng: {
+        "first": rng.integers(0, 6, 1500),
+        "second": rng.integers(6, 12, 1500),
+        "won": np.zeros(1500, np.int32),
+    },
+    truth={"sigma": 0.8},
+)
 def bradley_terry(first: Any, second: Any, won: Any) -> None:
     """Who wins, of 12 players."""
     sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 0.5))
@@ -209,232 +401,3 @@ def bradley_terry(first: Any, second: Any, won: Any) -> None:
     with numpyro.plate("games", won.shape[0]):
         logits = alpha[first] - alpha[second]
         numpyro.sample("won", dist.Bernoulli(logits=logits), obs=won)
-
-
-AGES = np.array([8.0, 15.0, 22.0, 29.0, 36.0], np.float32)
-
-
-MODELS = (
-    Foreign(
-        name="eight_schools",
-        model=eight_schools,
-        source="Gelman et al. 2013, section 5.5; posteriordb eight_schools_centered",
-        unit="schools",
-        arguments=lambda rng: {
-            "sigma": np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]),
-            "y": np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]),
-        },
-        truth=None,
-        rows="Rubin 1981, table 1",
-        licence="published figures",
-    ),
-    Foreign(
-        name="meta_analysis",
-        model=meta_analysis,
-        source="Stan User's Guide, Meta-analysis; eight_schools_noncentered",
-        unit="studies",
-        arguments=lambda rng: {
-            "sigma": rng.uniform(0.3, 2.0, 600).astype(np.float32),
-            "y": placeholder(600),
-        },
-        truth={"mu": 0.8, "tau": 1.2},
-    ),
-    Foreign(
-        name="radon",
-        model=radon,
-        source=f"{GELMAN_HILL}, section 12.6; posteriordb radon_hierarchical_intercept",
-        unit="houses",
-        arguments=lambda rng: {
-            "county": rng.integers(0, 20, 1000),
-            "floor": rng.binomial(1, 0.17, 1000).astype(np.float32),
-            "u": np.linspace(-1.5, 1.5, 20).astype(np.float32),
-            "log_radon": placeholder(1000),
-        },
-        public=("u",),
-        truth={
-            "gamma_0": 1.5,
-            "gamma_1": 0.7,
-            "sigma_alpha": 0.3,
-            "sigma_y": 0.75,
-            "beta": -0.65,
-        },
-    ),
-    Foreign(
-        name="radon_slopes",
-        model=radon_slopes,
-        source=f"{GELMAN_HILL}, section 13.1; posteriordb "
-        "radon_variable_intercept_slope_noncentered",
-        unit="houses",
-        arguments=lambda rng: {
-            "county": rng.integers(0, 20, 1000),
-            "floor": rng.binomial(1, 0.3, 1000).astype(np.float32),
-            "log_radon": placeholder(1000),
-        },
-        truth={
-            "mu_alpha": 1.4,
-            "sigma_alpha": 0.4,
-            "mu_beta": -0.7,
-            "sigma_beta": 0.3,
-            "sigma_y": 0.75,
-        },
-    ),
-    Foreign(
-        name="pilots",
-        model=pilots,
-        source=f"{GELMAN_HILL}, section 13.5; posteriordb pilots",
-        unit="flights",
-        arguments=lambda rng: {
-            "group": rng.integers(0, 5, 800),
-            "scenario": rng.integers(0, 8, 800),
-            "y": placeholder(800),
-        },
-        truth={
-            "mu": 0.4,
-            "sigma_gamma": 0.1,
-            "sigma_delta": 0.35,
-            "sigma_y": 0.25,
-        },
-    ),
-    Foreign(
-        name="rats",
-        model=rats,
-        source="BUGS volume 1, Rats",
-        unit="rats",
-        arguments=lambda rng: {"x": AGES, "Y": placeholder(400, 5)},
-        public=("x",),
-        truth={
-            "alpha_c": 242.0,
-            "tau_alpha": 1 / 14.0**2,
-            "beta_c": 6.2,
-            "tau_beta": 4.0,
-            "tau_c": 1 / 6.0**2,
-        },
-    ),
-    Foreign(
-        name="birats",
-        model=birats,
-        source="BUGS volume 2, Birats",
-        unit="rats",
-        arguments=lambda rng: {"x": AGES, "Y": placeholder(400, 5)},
-        public=("x",),
-        truth={
-            "mu_beta": jnp.array([242.0, 6.2]),
-            "R": jnp.linalg.inv(jnp.array([[196.0, 2.5], [2.5, 0.25]])),
-            "tau_c": 1 / 6.0**2,
-        },
-    ),
-    Foreign(
-        name="dyes",
-        model=dyes,
-        source="BUGS volume 1, Dyes",
-        unit="batches",
-        arguments=lambda rng: {"y": placeholder(400, 5)},
-        truth={"theta": 1527.0, "tau_with": 1 / 2500.0, "tau_btw": 1 / 1800.0},
-    ),
-    Foreign(
-        name="equiv",
-        model=equiv,
-        source="BUGS volume 1, Equiv",
-        unit="subjects",
-        arguments=lambda rng: {
-            "sign": np.where(rng.uniform(size=(400, 1)) < 0.5, 1.0, -1.0)
-            * np.array([1.0, -1.0]),
-            "Y": placeholder(400, 2),
-        },
-        truth={"mu": 1.4, "phi": -0.01, "pi": -0.18, "tau1": 80.0, "tau2": 70.0},
-    ),
-    Foreign(
-        name="cafes",
-        model=cafes,
-        source=f"{RETHINKING}, m14.1",
-        unit="cafes",
-        arguments=lambda rng: {
-            "afternoon": np.array([0.0, 1.0] * 5, np.float32),
-            "wait": placeholder(300, 10),
-        },
-        public=("afternoon",),
-        truth={
-            "a": 3.5,
-            "b": -1.0,
-            "sigma_cafe": jnp.array([1.0, 0.5]),
-            "sigma": 0.5,
-            "Rho": jnp.array([[1.0, -0.7], [-0.7, 1.0]]),
-        },
-    ),
-    Foreign(
-        name="orange_trees",
-        model=orange_trees,
-        source="BUGS volume 2, Orange trees",
-        unit="trees",
-        arguments=lambda rng: {
-            "x": np.array([1.18, 4.84, 6.64, 10.04, 12.31, 13.72, 15.82], np.float32),
-            "Y": placeholder(300, 7),
-        },
-        public=("x",),
-        truth={
-            "mu": jnp.array([5.25, 2.2, -1.25]),
-            "tau": jnp.array([40.0, 50.0, 60.0]),
-            "tau_C": 0.02,
-        },
-    ),
-    Foreign(
-        name="osic",
-        model=osic,
-        source="NumPyro tutorial Bayesian hierarchical linear regression",
-        unit="patients",
-        arguments=lambda rng: {
-            "week": rng.uniform(-1.0, 1.0, (400, 6)).astype(np.float32),
-            "FVC": placeholder(400, 6),
-        },
-        truth={
-            "mu_alpha": 0.2,
-            "sigma_alpha": 1.0,
-            "mu_beta": -0.4,
-            "sigma_beta": 0.3,
-            "sigma": 0.2,
-        },
-    ),
-    Foreign(
-        name="chimpanzees",
-        model=chimpanzees,
-        source=f"{RETHINKING}, m13.4",
-        unit="pulls",
-        arguments=lambda rng: {
-            "actor": rng.integers(0, 7, 1000),
-            "block": rng.integers(0, 6, 1000),
-            "treatment": rng.integers(0, 4, 1000),
-            "pulled_left": np.zeros(1000, np.int32),
-        },
-        truth={
-            "a_bar": 0.6,
-            "sigma_a": 1.2,
-            "sigma_g": 0.2,
-            "b": jnp.array([-0.1, 0.4, -0.5, 0.3]),
-        },
-    ),
-    Foreign(
-        name="election88",
-        model=election88,
-        source=f"{GELMAN_HILL}, section 14.1; posteriordb election88",
-        unit="respondents",
-        arguments=lambda rng: {
-            "state": rng.integers(0, 10, 1500),
-            "black": rng.binomial(1, 0.1, 1500).astype(np.float32),
-            "female": rng.binomial(1, 0.55, 1500).astype(np.float32),
-            "y": np.zeros(1500, np.int32),
-        },
-        truth={"mu": 0.4, "b": jnp.array([-1.7, -0.1]), "sigma_a": 0.4},
-    ),
-    Foreign(
-        name="bradley_terry",
-        model=bradley_terry,
-        source="Stan case study Bradley-Terry; Bradley and Terry 1952",
-        unit="games",
-        arguments=lambda rng: {
-            "first": rng.integers(0, 6, 1500),
-            "second": rng.integers(6, 12, 1500),
-            "won": np.zeros(1500, np.int32),
-        },
-        truth={"sigma": 0.8},
-    ),
-)

@@ -10,18 +10,27 @@ from numpyro.distributions import constraints
 from sklearn import datasets
 
 from foreign_models._foreign import (
+    GELMAN_HILL,
+    RETHINKING,
     Arguments,
     Draws,
-    Foreign,
     column,
     columns,
+    foreign,
     placeholder,
 )
 
-GELMAN_HILL = "Gelman and Hill 2007"
-RETHINKING = "McElreath, Rethinking 2020"
 
-
+@foreign(
+    f"{GELMAN_HILL}, section 3.3; posteriordb kidscore_interaction_c",
+    unit="kids",
+    arguments=lambda rng: {
+        "mom_hs": rng.binomial(1, 0.79, 800).astype(np.float32),
+        "mom_iq": column(rng, 800),
+        "kid_score": placeholder(800),
+    },
+    truth={"beta": jnp.array([8.2, 0.5, 1.1, -0.6]), "sigma": jnp.array(1.8)},
+)
 def kidscore_interaction(mom_hs: Any, mom_iq: Any, kid_score: Any) -> None:
     beta = numpyro.sample("beta", dist.ImproperUniform(constraints.real, (), (4,)))
     sigma = numpyro.sample("sigma", dist.HalfCauchy(2.5))
@@ -31,6 +40,16 @@ def kidscore_interaction(mom_hs: Any, mom_iq: Any, kid_score: Any) -> None:
         numpyro.sample("kid_score", dist.Normal(mean, sigma), obs=kid_score)
 
 
+@foreign(
+    f"{GELMAN_HILL}, section 4.4; posteriordb logearn_interaction_z",
+    unit="people",
+    arguments=lambda rng: {
+        "height": column(rng, 1000),
+        "male": rng.binomial(1, 0.4, 1000).astype(np.float32),
+        "log_earn": placeholder(1000),
+    },
+    truth={"beta": jnp.array([9.5, 0.1, 0.4, 0.05]), "sigma": jnp.array(0.9)},
+)
 def log_earnings(height: Any, male: Any, log_earn: Any) -> None:
     beta = numpyro.sample("beta", dist.ImproperUniform(constraints.real, (), (4,)))
     sigma = numpyro.sample("sigma", dist.ImproperUniform(constraints.positive, (), ()))
@@ -39,6 +58,15 @@ def log_earnings(height: Any, male: Any, log_earn: Any) -> None:
         numpyro.sample("log_earn", dist.Normal(mu, sigma), obs=log_earn)
 
 
+@foreign(
+    f"{RETHINKING}, m4.3",
+    unit="people",
+    arguments=lambda rng: {
+        "weight": rng.normal(45.0, 6.5, 700).astype(np.float32),
+        "height": placeholder(700),
+    },
+    truth={"a": 154.6, "b": 0.9, "sigma": 5.1},
+)
 def howell(weight: Any, height: Any) -> None:
     """Heights on weights in kg, less a public mean of 45."""
     a = numpyro.sample("a", dist.Normal(178.0, 20.0))
@@ -49,6 +77,16 @@ def howell(weight: Any, height: Any) -> None:
         numpyro.sample("height", dist.Normal(mu, sigma), obs=height)
 
 
+@foreign(
+    f"{RETHINKING}, m5.3; NumPyro tutorial Bayesian regression",
+    unit="states",
+    arguments=lambda rng: {
+        "M": column(rng, 500),
+        "A": column(rng, 500),
+        "D": placeholder(500),
+    },
+    truth={"a": 0.0, "bM": -0.07, "bA": -0.6, "sigma": 0.8},
+)
 def divorce(M: Any, A: Any, D: Any) -> None:
     a = numpyro.sample("a", dist.Normal(0.0, 0.2))
     bM = numpyro.sample("bM", dist.Normal(0.0, 0.5))
@@ -59,6 +97,16 @@ def divorce(M: Any, A: Any, D: Any) -> None:
         numpyro.sample("D", dist.Normal(mu, sigma), obs=D)
 
 
+@foreign(
+    f"{RETHINKING}, m8.5",
+    unit="beds",
+    arguments=lambda rng: {
+        "water_cent": rng.integers(-1, 2, 540).astype(np.float32),
+        "shade_cent": rng.integers(-1, 2, 540).astype(np.float32),
+        "blooms_std": placeholder(540),
+    },
+    truth={"a": 0.36, "bw": 0.2, "bs": -0.11, "bws": -0.14, "sigma": 0.14},
+)
 def tulips(water_cent: Any, shade_cent: Any, blooms_std: Any) -> None:
     a = numpyro.sample("a", dist.Normal(0.5, 0.25))
     bw = numpyro.sample("bw", dist.Normal(0.0, 0.25))
@@ -70,6 +118,26 @@ def tulips(water_cent: Any, shade_cent: Any, blooms_std: Any) -> None:
         numpyro.sample("blooms_std", dist.Normal(mu, sigma), obs=blooms_std)
 
 
+def _hats(x: np.ndarray, knots: int) -> np.ndarray:
+    """B-splines of degree one at equally spaced knots of [0, 1]."""
+    places = np.linspace(0.0, 1.0, knots)
+    distance = np.abs(x[:, None] - places) * (knots - 1)
+    return np.maximum(1.0 - distance, 0.0).astype(np.float32)
+
+
+@foreign(
+    f"{RETHINKING}, m4.7",
+    unit="years",
+    arguments=lambda rng: {
+        "B": _hats(rng.uniform(size=900), 6),
+        "D": placeholder(900),
+    },
+    truth={
+        "a": 104.0,
+        "w": jnp.array([-3.0, 1.0, 5.0, -2.0, 4.0, -7.0]),
+        "sigma": 6.0,
+    },
+)
 def cherry_blossoms(B: Any, D: Any) -> None:
     a = numpyro.sample("a", dist.Normal(100.0, 10.0))
     w = numpyro.sample("w", dist.Normal(0.0, 10.0).expand(B.shape[1:]))
@@ -79,13 +147,12 @@ def cherry_blossoms(B: Any, D: Any) -> None:
         numpyro.sample("D", dist.Normal(mu, sigma), obs=D)
 
 
-def _hats(x: np.ndarray, knots: int) -> np.ndarray:
-    """B-splines of degree one at equally spaced knots of [0, 1]."""
-    places = np.linspace(0.0, 1.0, knots)
-    distance = np.abs(x[:, None] - places) * (knots - 1)
-    return np.maximum(1.0 - distance, 0.0).astype(np.float32)
-
-
+@foreign(
+    "BayesPy documentation, Linear regression",
+    unit="points",
+    arguments=lambda rng: {"x": column(rng, 400), "y": placeholder(400)},
+    truth={"B": jnp.array([2.0, 5.0]), "tau": 0.04},
+)
 def bayespy_regression(x: Any, y: Any) -> None:
     B = numpyro.sample("B", dist.Normal(0.0, 1e3).expand([2]).to_event(1))
     tau = numpyro.sample("tau", dist.Gamma(1e-3, 1e-3))
@@ -94,6 +161,16 @@ def bayespy_regression(x: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(F, tau**-0.5), obs=y)
 
 
+@foreign(
+    "BUGS volume 1, Stacks (double exponential)",
+    unit="days",
+    arguments=lambda rng: {"z": columns(rng, 500, 3), "Y": placeholder(500)},
+    truth={
+        "beta0": 17.5,
+        "beta": jnp.array([6.5, 2.4, -0.4]),
+        "tau": 0.4,
+    },
+)
 def stacks(z: Any, Y: Any) -> None:
     """Double exponential errors around a plane in three standardised covariates."""
     beta0 = numpyro.sample("beta0", dist.Normal(0.0, 300.0))
@@ -103,6 +180,12 @@ def stacks(z: Any, Y: Any) -> None:
         numpyro.sample("Y", dist.Laplace(beta0 + z @ beta, 1 / tau), obs=Y)
 
 
+@foreign(
+    "Stan User's Guide, Robust noise models; prior of Juárez and Steel 2010",
+    unit="N",
+    arguments=lambda rng: {"x": column(rng, 800), "y": placeholder(800)},
+    truth={"nu": 4.0, "alpha": 1.0, "beta": -2.0, "sigma": 1.5},
+)
 def student_t_regression(x: Any, y: Any) -> None:
     nu = numpyro.sample("nu", dist.Gamma(2.0, 0.1))
     alpha = numpyro.sample("alpha", dist.Normal(0.0, 10.0))
@@ -112,6 +195,19 @@ def student_t_regression(x: Any, y: Any) -> None:
         numpyro.sample("y", dist.StudentT(nu, alpha + beta * x, sigma), obs=y)
 
 
+@foreign(
+    "Kruschke 2013, BEST; PyMC example gallery",
+    unit="people",
+    arguments=lambda rng: {
+        "group": rng.integers(0, 2, 600),
+        "y": placeholder(600),
+    },
+    truth={
+        "mean": jnp.array([101.9, 100.5]),
+        "std": jnp.array([6.0, 4.7]),
+        "nu_minus_one": 4.0,
+    },
+)
 def best(group: Any, y: Any) -> None:
     """Two groups, by t distributions with a common degree of freedom."""
     with numpyro.plate("groups", 2):
@@ -122,47 +218,6 @@ def best(group: Any, y: Any) -> None:
         numpyro.sample(
             "y", dist.StudentT(nu_minus_one + 1, mean[group], std[group]), obs=y
         )
-
-
-def horseshoe(X: Any, Y: Any) -> None:
-    lambdas = numpyro.sample("lambdas", dist.HalfCauchy(jnp.ones(X.shape[1])))
-    tau = numpyro.sample("tau", dist.HalfCauchy(1.0))
-    unscaled_betas = numpyro.sample(
-        "unscaled_betas", dist.Normal(0.0, jnp.ones(X.shape[1]))
-    )
-    betas = numpyro.deterministic("betas", tau * lambdas * unscaled_betas)
-    prec_obs = numpyro.sample("prec_obs", dist.Gamma(3.0, 1.0))
-    with numpyro.plate("data", X.shape[0]):
-        numpyro.sample(
-            "Y", dist.Normal(jnp.sum(X * betas, -1), 1 / jnp.sqrt(prec_obs)), obs=Y
-        )
-
-
-def _horseshoe_coefficients(draws: Draws) -> Draws:
-    scale = draws["lambdas"] * np.asarray(draws["tau"])[:, None]
-    return {
-        "betas": np.asarray(draws["unscaled_betas"]) * scale,
-        "prec_obs": draws["prec_obs"],
-    }
-
-
-def bayesian_lasso(X: Any, y: Any) -> None:
-    sigma2 = numpyro.sample("sigma2", dist.InverseGamma(0.01, 0.01))
-    lam = numpyro.sample("lam", dist.Gamma(1.0, 0.1))
-    with numpyro.plate("features", X.shape[1]):
-        beta = numpyro.sample("beta", dist.Laplace(0.0, jnp.sqrt(sigma2) / lam))
-    with numpyro.plate("people", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ beta, jnp.sqrt(sigma2)), obs=y)
-
-
-def bayesian_ridge(X: Any, y: Any) -> None:
-    alpha = numpyro.sample("alpha", dist.Gamma(1e-6, 1e-6))
-    lambda_ = numpyro.sample("lambda_", dist.Gamma(1e-6, 1e-6))
-    w = numpyro.sample(
-        "w", dist.Normal(0.0, lambda_**-0.5).expand([X.shape[1]]).to_event(1)
-    )
-    with numpyro.plate("patients", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, alpha**-0.5), obs=y)
 
 
 def _diabetes(rng: np.random.Generator) -> Arguments:
@@ -181,6 +236,84 @@ def diabetes_horseshoe_rows(rng: np.random.Generator) -> Arguments:
     return {"X": found["X"], "Y": found["y"]}
 
 
+def _horseshoe_coefficients(draws: Draws) -> Draws:
+    scale = draws["lambdas"] * np.asarray(draws["tau"])[:, None]
+    return {
+        "betas": np.asarray(draws["unscaled_betas"]) * scale,
+        "prec_obs": draws["prec_obs"],
+    }
+
+
+@foreign(
+    "NumPyro example Horseshoe regression; Carvalho et al. 2009",
+    unit="data",
+    arguments=diabetes_horseshoe_rows,
+    truth=None,
+    rows="diabetes of scikit-learn",
+    licence="BSD-3-Clause",
+    identified=_horseshoe_coefficients,
+)
+def horseshoe_diabetes(X: Any, Y: Any) -> None:
+    lambdas = numpyro.sample("lambdas", dist.HalfCauchy(jnp.ones(X.shape[1])))
+    tau = numpyro.sample("tau", dist.HalfCauchy(1.0))
+    unscaled_betas = numpyro.sample(
+        "unscaled_betas", dist.Normal(0.0, jnp.ones(X.shape[1]))
+    )
+    betas = numpyro.deterministic("betas", tau * lambdas * unscaled_betas)
+    prec_obs = numpyro.sample("prec_obs", dist.Gamma(3.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample(
+            "Y", dist.Normal(jnp.sum(X * betas, -1), 1 / jnp.sqrt(prec_obs)), obs=Y
+        )
+
+
+@foreign(
+    "Park and Casella 2008, The Bayesian lasso",
+    unit="people",
+    arguments=_diabetes,
+    truth=None,
+    rows="diabetes of scikit-learn",
+    licence="BSD-3-Clause",
+)
+def bayesian_lasso_diabetes(X: Any, y: Any) -> None:
+    sigma2 = numpyro.sample("sigma2", dist.InverseGamma(0.01, 0.01))
+    lam = numpyro.sample("lam", dist.Gamma(1.0, 0.1))
+    with numpyro.plate("features", X.shape[1]):
+        beta = numpyro.sample("beta", dist.Laplace(0.0, jnp.sqrt(sigma2) / lam))
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ beta, jnp.sqrt(sigma2)), obs=y)
+
+
+@foreign(
+    "scikit-learn documentation, BayesianRidge; Tipping 2001",
+    unit="patients",
+    arguments=_diabetes,
+    truth=None,
+    rows="diabetes of scikit-learn",
+    licence="BSD-3-Clause",
+)
+def bayesian_ridge_diabetes(X: Any, y: Any) -> None:
+    alpha = numpyro.sample("alpha", dist.Gamma(1e-6, 1e-6))
+    lambda_ = numpyro.sample("lambda_", dist.Gamma(1e-6, 1e-6))
+    w = numpyro.sample(
+        "w", dist.Normal(0.0, lambda_**-0.5).expand([X.shape[1]]).to_event(1)
+    )
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, alpha**-0.5), obs=y)
+
+
+def _tobit_rows(rng: np.random.Generator) -> Arguments:
+    x = column(rng, 600)
+    y = (0.7 + 1.1 * x + rng.normal(0.0, 1.3, 600)).astype(np.float32)
+    return {"x": x, "censored": y < 0, "y": np.maximum(y, 0)}
+
+
+@foreign(
+    "Stan User's Guide, Censored data",
+    unit="N",
+    arguments=_tobit_rows,
+    truth=None,
+)
 def tobit(x: Any, censored: Any, y: Any) -> None:
     """What is below 0 is known to be below 0 only."""
     alpha = numpyro.sample("alpha", dist.Normal(0.0, 5.0))
@@ -195,12 +328,20 @@ def tobit(x: Any, censored: Any, y: Any) -> None:
             numpyro.sample("below", dist.Bernoulli(below), obs=jnp.ones_like(y))
 
 
-def _tobit_rows(rng: np.random.Generator) -> Arguments:
-    x = column(rng, 600)
-    y = (0.7 + 1.1 * x + rng.normal(0.0, 1.3, 600)).astype(np.float32)
-    return {"x": x, "censored": y < 0, "y": np.maximum(y, 0)}
-
-
+@foreign(
+    "BUGS volume 2, Stagnant",
+    unit="N",
+    arguments=lambda rng: {
+        "x": rng.uniform(-1.4, 1.1, 400).astype(np.float32),
+        "Y": placeholder(400),
+    },
+    truth={
+        "alpha": 0.54,
+        "beta": jnp.array([-0.42, -1.01]),
+        "sigma": 0.1,
+        "x_change": 0.03,
+    },
+)
 def stagnant(x: Any, Y: Any) -> None:
     """Two lines that meet at an unknown place."""
     alpha = numpyro.sample("alpha", dist.Normal(0.0, 1000.0))
@@ -212,6 +353,15 @@ def stagnant(x: Any, Y: Any) -> None:
         numpyro.sample("Y", dist.Normal(alpha + slope * (x - x_change), sigma), obs=Y)
 
 
+@foreign(
+    "BUGS volume 2, Dugongs",
+    unit="dugongs",
+    arguments=lambda rng: {
+        "x": rng.uniform(1.0, 30.0, 500).astype(np.float32),
+        "Y": placeholder(500),
+    },
+    truth={"alpha": 2.65, "beta": 0.97, "gamma": 0.86, "tau": 100.0},
+)
 def dugongs(x: Any, Y: Any) -> None:
     alpha = numpyro.sample("alpha", dist.Normal(0.0, 1000.0))
     beta = numpyro.sample("beta", dist.Normal(0.0, 1000.0))
@@ -222,6 +372,15 @@ def dugongs(x: Any, Y: Any) -> None:
         numpyro.sample("Y", dist.Normal(mu, 1 / jnp.sqrt(tau)), obs=Y)
 
 
+@foreign(
+    "MacDougall 2006, Analysis of dose-response studies: Emax model",
+    unit="patients",
+    arguments=lambda rng: {
+        "dose": rng.choice([0.0, 5.0, 25.0, 50.0, 100.0], 800).astype(np.float32),
+        "y": placeholder(800),
+    },
+    truth={"e0": 0.3, "e_max": 2.5, "log_ed50": 3.0, "sigma": 1.0},
+)
 def emax(dose: Any, y: Any) -> None:
     """A sigmoid curve of response on dose."""
     e0 = numpyro.sample("e0", dist.Normal(0.0, 5.0))
@@ -233,6 +392,20 @@ def emax(dose: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(mean, sigma), obs=y)
 
 
+@foreign(
+    "BUGS volume 2, Jaws",
+    unit="boys",
+    arguments=lambda rng: {
+        "age": np.array([8.0, 8.5, 9.0, 9.5], np.float32),
+        "Y": placeholder(300, 4),
+    },
+    public=("age",),
+    truth={
+        "beta0": 50.0,
+        "beta1": 1.9,
+        "Omega": jnp.linalg.inv(0.6 * jnp.eye(4) + 5.0),
+    },
+)
 def jaw(age: Any, Y: Any) -> None:
     """Four measurements of a boy, with any covariance, around a line in age."""
     beta0 = numpyro.sample("beta0", dist.Normal(0.0, 30.0))
@@ -241,217 +414,3 @@ def jaw(age: Any, Y: Any) -> None:
     mu = beta0 + beta1 * (age - 8.75)
     with numpyro.plate("boys", Y.shape[0]):
         numpyro.sample("Y", dist.MultivariateNormal(mu, precision_matrix=Omega), obs=Y)
-
-
-MODELS = (
-    Foreign(
-        name="kidscore_interaction",
-        model=kidscore_interaction,
-        source=f"{GELMAN_HILL}, section 3.3; posteriordb kidscore_interaction_c",
-        unit="kids",
-        arguments=lambda rng: {
-            "mom_hs": rng.binomial(1, 0.79, 800).astype(np.float32),
-            "mom_iq": column(rng, 800),
-            "kid_score": placeholder(800),
-        },
-        truth={"beta": jnp.array([8.2, 0.5, 1.1, -0.6]), "sigma": jnp.array(1.8)},
-    ),
-    Foreign(
-        name="log_earnings",
-        model=log_earnings,
-        source=f"{GELMAN_HILL}, section 4.4; posteriordb logearn_interaction_z",
-        unit="people",
-        arguments=lambda rng: {
-            "height": column(rng, 1000),
-            "male": rng.binomial(1, 0.4, 1000).astype(np.float32),
-            "log_earn": placeholder(1000),
-        },
-        truth={"beta": jnp.array([9.5, 0.1, 0.4, 0.05]), "sigma": jnp.array(0.9)},
-    ),
-    Foreign(
-        name="howell",
-        model=howell,
-        source=f"{RETHINKING}, m4.3",
-        unit="people",
-        arguments=lambda rng: {
-            "weight": rng.normal(45.0, 6.5, 700).astype(np.float32),
-            "height": placeholder(700),
-        },
-        truth={"a": 154.6, "b": 0.9, "sigma": 5.1},
-    ),
-    Foreign(
-        name="divorce",
-        model=divorce,
-        source=f"{RETHINKING}, m5.3; NumPyro tutorial Bayesian regression",
-        unit="states",
-        arguments=lambda rng: {
-            "M": column(rng, 500),
-            "A": column(rng, 500),
-            "D": placeholder(500),
-        },
-        truth={"a": 0.0, "bM": -0.07, "bA": -0.6, "sigma": 0.8},
-    ),
-    Foreign(
-        name="tulips",
-        model=tulips,
-        source=f"{RETHINKING}, m8.5",
-        unit="beds",
-        arguments=lambda rng: {
-            "water_cent": rng.integers(-1, 2, 540).astype(np.float32),
-            "shade_cent": rng.integers(-1, 2, 540).astype(np.float32),
-            "blooms_std": placeholder(540),
-        },
-        truth={"a": 0.36, "bw": 0.2, "bs": -0.11, "bws": -0.14, "sigma": 0.14},
-    ),
-    Foreign(
-        name="cherry_blossoms",
-        model=cherry_blossoms,
-        source=f"{RETHINKING}, m4.7",
-        unit="years",
-        arguments=lambda rng: {
-            "B": _hats(rng.uniform(size=900), 6),
-            "D": placeholder(900),
-        },
-        truth={
-            "a": 104.0,
-            "w": jnp.array([-3.0, 1.0, 5.0, -2.0, 4.0, -7.0]),
-            "sigma": 6.0,
-        },
-    ),
-    Foreign(
-        name="bayespy_regression",
-        model=bayespy_regression,
-        source="BayesPy documentation, Linear regression",
-        unit="points",
-        arguments=lambda rng: {"x": column(rng, 400), "y": placeholder(400)},
-        truth={"B": jnp.array([2.0, 5.0]), "tau": 0.04},
-    ),
-    Foreign(
-        name="stacks",
-        model=stacks,
-        source="BUGS volume 1, Stacks (double exponential)",
-        unit="days",
-        arguments=lambda rng: {"z": columns(rng, 500, 3), "Y": placeholder(500)},
-        truth={
-            "beta0": 17.5,
-            "beta": jnp.array([6.5, 2.4, -0.4]),
-            "tau": 0.4,
-        },
-    ),
-    Foreign(
-        name="student_t_regression",
-        model=student_t_regression,
-        source="Stan User's Guide, Robust noise models; prior of Juárez and Steel 2010",
-        unit="N",
-        arguments=lambda rng: {"x": column(rng, 800), "y": placeholder(800)},
-        truth={"nu": 4.0, "alpha": 1.0, "beta": -2.0, "sigma": 1.5},
-    ),
-    Foreign(
-        name="best",
-        model=best,
-        source="Kruschke 2013, BEST; PyMC example gallery",
-        unit="people",
-        arguments=lambda rng: {
-            "group": rng.integers(0, 2, 600),
-            "y": placeholder(600),
-        },
-        truth={
-            "mean": jnp.array([101.9, 100.5]),
-            "std": jnp.array([6.0, 4.7]),
-            "nu_minus_one": 4.0,
-        },
-    ),
-    Foreign(
-        name="horseshoe_diabetes",
-        model=horseshoe,
-        source="NumPyro example Horseshoe regression; Carvalho et al. 2009",
-        unit="data",
-        arguments=diabetes_horseshoe_rows,
-        truth=None,
-        rows="diabetes of scikit-learn",
-        licence="BSD-3-Clause",
-        identified=_horseshoe_coefficients,
-    ),
-    Foreign(
-        name="bayesian_lasso_diabetes",
-        model=bayesian_lasso,
-        source="Park and Casella 2008, The Bayesian lasso",
-        unit="people",
-        arguments=_diabetes,
-        truth=None,
-        rows="diabetes of scikit-learn",
-        licence="BSD-3-Clause",
-    ),
-    Foreign(
-        name="bayesian_ridge_diabetes",
-        model=bayesian_ridge,
-        source="scikit-learn documentation, BayesianRidge; Tipping 2001",
-        unit="patients",
-        arguments=_diabetes,
-        truth=None,
-        rows="diabetes of scikit-learn",
-        licence="BSD-3-Clause",
-    ),
-    Foreign(
-        name="tobit",
-        model=tobit,
-        source="Stan User's Guide, Censored data",
-        unit="N",
-        arguments=_tobit_rows,
-        truth=None,
-    ),
-    Foreign(
-        name="stagnant",
-        model=stagnant,
-        source="BUGS volume 2, Stagnant",
-        unit="N",
-        arguments=lambda rng: {
-            "x": rng.uniform(-1.4, 1.1, 400).astype(np.float32),
-            "Y": placeholder(400),
-        },
-        truth={
-            "alpha": 0.54,
-            "beta": jnp.array([-0.42, -1.01]),
-            "sigma": 0.1,
-            "x_change": 0.03,
-        },
-    ),
-    Foreign(
-        name="dugongs",
-        model=dugongs,
-        source="BUGS volume 2, Dugongs",
-        unit="dugongs",
-        arguments=lambda rng: {
-            "x": rng.uniform(1.0, 30.0, 500).astype(np.float32),
-            "Y": placeholder(500),
-        },
-        truth={"alpha": 2.65, "beta": 0.97, "gamma": 0.86, "tau": 100.0},
-    ),
-    Foreign(
-        name="emax",
-        model=emax,
-        source="MacDougall 2006, Analysis of dose-response studies: Emax model",
-        unit="patients",
-        arguments=lambda rng: {
-            "dose": rng.choice([0.0, 5.0, 25.0, 50.0, 100.0], 800).astype(np.float32),
-            "y": placeholder(800),
-        },
-        truth={"e0": 0.3, "e_max": 2.5, "log_ed50": 3.0, "sigma": 1.0},
-    ),
-    Foreign(
-        name="jaw",
-        model=jaw,
-        source="BUGS volume 2, Jaws",
-        unit="boys",
-        arguments=lambda rng: {
-            "age": np.array([8.0, 8.5, 9.0, 9.5], np.float32),
-            "Y": placeholder(300, 4),
-        },
-        public=("age",),
-        truth={
-            "beta0": 50.0,
-            "beta1": 1.9,
-            "Omega": jnp.linalg.inv(0.6 * jnp.eye(4) + 5.0),
-        },
-    ),
-)

@@ -7,18 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from foreign_models._foreign import Arguments, Foreign, column, placeholder
-
-
-def cats(black: Any, adopted: Any, days_to_event: Any) -> None:
-    """Days until adoption; where it did not come, it was later."""
-    a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([2]))
-    with numpyro.plate("cats", days_to_event.shape[0]):
-        rate = 1 / jnp.exp(a[black])
-        with numpyro.handlers.mask(mask=adopted == 1):
-            numpyro.sample("days", dist.Exponential(rate), obs=days_to_event)
-        with numpyro.handlers.mask(mask=adopted == 0):
-            numpyro.factor("later", -rate * days_to_event)
+from foreign_models._foreign import Arguments, column, foreign, placeholder
 
 
 def _cats(rng: np.random.Generator) -> Arguments:
@@ -32,14 +21,21 @@ def _cats(rng: np.random.Generator) -> Arguments:
     }
 
 
-def mice(group: Any, died: Any, t: Any) -> None:
-    """Weibull times in four groups: t^(r-1) r mu for the hazard."""
-    r = numpyro.sample("r", dist.Exponential(1e-3))
-    beta = numpyro.sample("beta", dist.Normal(0.0, 100.0).expand([4]))
-    with numpyro.plate("mice", t.shape[0]):
-        mu = jnp.exp(beta[group])
-        log_hazard = jnp.log(r) + (r - 1) * jnp.log(t) + beta[group]
-        numpyro.factor("times", died * log_hazard - mu * t**r)
+@foreign(
+    "McElreath, Rethinking 2020, section 11.4",
+    unit="cats",
+    arguments=_cats,
+    truth=None,
+)
+def cats(black: Any, adopted: Any, days_to_event: Any) -> None:
+    """Days until adoption; where it did not come, it was later."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([2]))
+    with numpyro.plate("cats", days_to_event.shape[0]):
+        rate = 1 / jnp.exp(a[black])
+        with numpyro.handlers.mask(mask=adopted == 1):
+            numpyro.sample("days", dist.Exponential(rate), obs=days_to_event)
+        with numpyro.handlers.mask(mask=adopted == 0):
+            numpyro.factor("later", -rate * days_to_event)
 
 
 def _mice(rng: np.random.Generator) -> Arguments:
@@ -55,6 +51,28 @@ def _mice(rng: np.random.Generator) -> Arguments:
     }
 
 
+@foreign(
+    "BUGS volume 1, Mice",
+    unit="mice",
+    arguments=_mice,
+    truth=None,
+)
+def mice(group: Any, died: Any, t: Any) -> None:
+    """Weibull times in four groups: t^(r-1) r mu for the hazard."""
+    r = numpyro.sample("r", dist.Exponential(1e-3))
+    beta = numpyro.sample("beta", dist.Normal(0.0, 100.0).expand([4]))
+    with numpyro.plate("mice", t.shape[0]):
+        mu = jnp.exp(beta[group])
+        log_hazard = jnp.log(r) + (r - 1) * jnp.log(t) + beta[group]
+        numpyro.factor("times", died * log_hazard - mu * t**r)
+
+
+@foreign(
+    "Stan User's Guide and Functions Reference, Weibull regression",
+    unit="patients",
+    arguments=lambda rng: {"x": column(rng, 600), "t": placeholder(600)},
+    truth={"mu": 1.0, "beta": 0.5, "shape": 1.6},
+)
 def weibull_aft(x: Any, t: Any) -> None:
     """Uncensored Weibull times with scale exp(mu + beta x)."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
@@ -64,6 +82,22 @@ def weibull_aft(x: Any, t: Any) -> None:
         numpyro.sample("t", dist.Weibull(jnp.exp(mu + beta * x), shape), obs=t)
 
 
+@foreign(
+    "BUGS volume 1, Kidney (without censoring)",
+    unit="patients",
+    arguments=lambda rng: {
+        "age": rng.normal(0.0, 1.0, (400, 1)).astype(np.float32),
+        "sex": rng.binomial(1, 0.7, (400, 1)).astype(np.float32),
+        "t": placeholder(400, 2),
+    },
+    truth={
+        "alpha": -1.2,
+        "beta_age": 0.1,
+        "beta_sex": -1.0,
+        "tau": 3.0,
+        "r": 1.2,
+    },
+)
 def kidney(age: Any, sex: Any, t: Any) -> None:
     """Two infections of a patient, with a frailty; all of them seen."""
     alpha = numpyro.sample("alpha", dist.Normal(0.0, 100.0))
@@ -76,19 +110,6 @@ def kidney(age: Any, sex: Any, t: Any) -> None:
         with numpyro.plate("infections", 2, dim=-1):
             log_mu = alpha + beta_age * age + beta_sex * sex + b
             numpyro.sample("t", dist.Weibull(jnp.exp(-log_mu / r), r), obs=t)
-
-
-def piecewise_exponential(exposure: Any, treated: Any, events: Any) -> None:
-    """Events in six intervals, as counts with an exposure; hazards of a public grid."""
-    with numpyro.plate("intervals", 6, dim=-1):
-        lambda0 = numpyro.sample("lambda0", dist.Gamma(0.1, 0.1))
-    beta = numpyro.sample("beta", dist.Normal(0.0, 10.0))
-    with (
-        numpyro.plate("patients", events.shape[0], dim=-2),
-        numpyro.plate("interval", 6, dim=-1),
-    ):
-        rate = exposure * lambda0 * jnp.exp(beta * treated)
-        numpyro.sample("events", dist.Poisson(rate), obs=events)
 
 
 def _piecewise(rng: np.random.Generator) -> Arguments:
@@ -110,55 +131,20 @@ def _piecewise(rng: np.random.Generator) -> Arguments:
     }
 
 
-MODELS = (
-    Foreign(
-        name="cats",
-        model=cats,
-        source="McElreath, Rethinking 2020, section 11.4",
-        unit="cats",
-        arguments=_cats,
-        truth=None,
-    ),
-    Foreign(
-        name="mice",
-        model=mice,
-        source="BUGS volume 1, Mice",
-        unit="mice",
-        arguments=_mice,
-        truth=None,
-    ),
-    Foreign(
-        name="weibull_aft",
-        model=weibull_aft,
-        source="Stan User's Guide and Functions Reference, Weibull regression",
-        unit="patients",
-        arguments=lambda rng: {"x": column(rng, 600), "t": placeholder(600)},
-        truth={"mu": 1.0, "beta": 0.5, "shape": 1.6},
-    ),
-    Foreign(
-        name="kidney",
-        model=kidney,
-        source="BUGS volume 1, Kidney (without censoring)",
-        unit="patients",
-        arguments=lambda rng: {
-            "age": rng.normal(0.0, 1.0, (400, 1)).astype(np.float32),
-            "sex": rng.binomial(1, 0.7, (400, 1)).astype(np.float32),
-            "t": placeholder(400, 2),
-        },
-        truth={
-            "alpha": -1.2,
-            "beta_age": 0.1,
-            "beta_sex": -1.0,
-            "tau": 3.0,
-            "r": 1.2,
-        },
-    ),
-    Foreign(
-        name="piecewise_exponential",
-        model=piecewise_exponential,
-        source="PyMC example gallery, Bayesian survival analysis; Ibrahim et al. 2001",
-        unit="patients",
-        arguments=_piecewise,
-        truth=None,
-    ),
+@foreign(
+    "PyMC example gallery, Bayesian survival analysis; Ibrahim et al. 2001",
+    unit="patients",
+    arguments=_piecewise,
+    truth=None,
 )
+def piecewise_exponential(exposure: Any, treated: Any, events: Any) -> None:
+    """Events in six intervals, as counts with an exposure; hazards of a public grid."""
+    with numpyro.plate("intervals", 6, dim=-1):
+        lambda0 = numpyro.sample("lambda0", dist.Gamma(0.1, 0.1))
+    beta = numpyro.sample("beta", dist.Normal(0.0, 10.0))
+    with (
+        numpyro.plate("patients", events.shape[0], dim=-2),
+        numpyro.plate("interval", 6, dim=-1),
+    ):
+        rate = exposure * lambda0 * jnp.exp(beta * treated)
+        numpyro.sample("events", dist.Poisson(rate), obs=events)

@@ -20,6 +20,11 @@ from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import global_values, moved_supports
 
 
+def num_particles_of(loss: Trace_ELBO | TraceMeanField_ELBO | None) -> int:
+    """How many draws from the guide a step takes: one, unless a loss says otherwise."""
+    return 1 if loss is None else loss.num_particles
+
+
 def check_options(
     *,
     guide: Any = None,
@@ -31,7 +36,7 @@ def check_options(
     """Refuses options that DPVI cannot follow, whatever the model.
 
     Raises:
-      TypeError, ValueError: An option is not as `DpviEngine` describes.
+      TypeError, ValueError: An option is not as `DPVI` describes.
     """
     if guide is not None and not callable(guide):
         if not isinstance(guide, str):
@@ -52,7 +57,7 @@ def check_options(
             "Expected loss to be numpyro.infer.Trace_ELBO() or TraceMeanField_ELBO(), "
             f"got {type(loss).__name__}. Other bounds do not split into rows."
         )
-    num_particles = 1 if loss is None else loss.num_particles
+    num_particles = num_particles_of(loss)
     _validate.positive_integer(num_particles=num_particles)
     if perturb is not None:
         _validate.one_of(("location", "all"), perturb=perturb)

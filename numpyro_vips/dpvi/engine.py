@@ -39,7 +39,7 @@ from jaxtyping import Float, Float64, PRNGKeyArray, Shaped, UInt32
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips.abilities import Abilities
-from numpyro_vips.dpvi.checks import check_options, not_supported
+from numpyro_vips.dpvi.checks import not_supported, num_particles_of
 from numpyro_vips.dpvi.compiler import compile_model
 from numpyro_vips.dpvi.description import (
     describe_site,
@@ -133,7 +133,7 @@ class DpviEngine(Abilities):
         """Traces the model on a single synthetic row; no private value is read.
 
         Args:
-          graph: The model.
+          graph: The model. What follows are the options of `DPVI`, which checks them.
           guide: `"mean_field"`, `"full_rank"` or `"low_rank"` for a Normal on the
             unconstrained globals, or a NumPyro function, see `user_guides.py`. By
             default `"full_rank"` where `until_converged` finds it by Newton's method,
@@ -164,15 +164,9 @@ class DpviEngine(Abilities):
           UnsafeModelError: For the reason that `not_supported` or
             `find_locals_of_rows` gives, or because the guide does not fit the model.
         """
-        num_particles = 1 if loss is None else loss.num_particles
+        num_particles = num_particles_of(loss)
         if perturb is None:
             perturb = "location" if num_particles == 1 else "all"
-        check_options(
-            guide=guide,
-            loss=loss,
-            perturb=perturb,
-            averaging=averaging,
-        )
         reason = not_supported(graph, has_guide=callable(guide))
         if reason is not None:
             raise UnsafeModelError(reason)

@@ -127,7 +127,7 @@ def prepare_fit(
     arguments: ModelArguments,
     engine_choice: EngineChoice,
     options: ScheduleOptions,
-    noise_multiplier: float | None = None,
+    noise_multiplier: float | None,
 ) -> PreparedFit:
     """Chooses an engine and plans its steps; reads shapes, not values.
 
@@ -138,7 +138,7 @@ def prepare_fit(
       engine_choice: By which engine, if the caller says.
       options: In which steps, as far as the caller says.
       noise_multiplier: That of a single release from all rows on which the fit's whole
-        budget is spent; None where it is not known.
+        budget is spent; None where it is not known, or the caller has fixed the noise.
 
     Raises:
       NotConjugateError: VIPS was asked for and cannot run the model.
@@ -148,18 +148,7 @@ def prepare_fit(
     arguments = arguments.without_rows()
     if options.sampling.scheme == "without_replacement":
         fixed_batch_size(options.sampling.rate, arguments.num_rows)
-    try:
-        graph = build_graph(model, arguments)
-        check_rows_are_separate(graph)
-    except Exception as error:
-        if not isinstance(error, UnsafeModelError):
-            # Perhaps the model's own, as after arguments in the wrong order.
-            error.add_note(
-                "This happened while the model was tried on synthetic arrays shaped "
-                f"like its arguments, {arguments!r}, but with one, two or three rows"
-                f"{line_of_error(error)}. Nothing was charged to the privacy budget."
-            )
-        raise
+    graph = _graph_of(model, arguments)
     settings, engine, reasons = _build(engine_choice, model, graph, options)
     per_noise, many_columns = 0.0, may_be_left_to_dpvi(engine)
     if options.private:
@@ -172,17 +161,14 @@ def prepare_fit(
     is_hidden = many_columns and hides_curvature(
         per_noise, _noise_of_all_steps(engine, options) or noise_multiplier
     )
-    # Noise that the caller has fixed is no part of a budget.
-    is_fixed = options.noise_multiplier is not None
-    share = curvature_share(per_noise, None if is_fixed else noise_multiplier)
+    share = curvature_share(per_noise, noise_multiplier)
     advantage, for_groups = None, 0.0
     if isinstance(engine, VipsEngine):
         for_groups = rows_for_groups(engine.program)
-    if engine_choice == "auto":
-        advantage = "no curvature" if is_hidden else None
-        advantage = advantage or _advantage(
-            engine, options, noise_multiplier, for_groups
-        )
+    if engine_choice == "auto" and is_hidden:
+        advantage = "no curvature"
+    elif engine_choice == "auto":
+        advantage = _advantage(engine, options, noise_multiplier, for_groups)
     if advantage is not None:
         knows_noise = options.private and advantage != "no curvature"
         dpvi = _dpvi_instead(model, graph, options, knows_noise=knows_noise)
@@ -194,6 +180,7 @@ def prepare_fit(
     needs_norms = options.private and options.clipping_norm is None
     parts = norm_parts(engine, graph) if needs_norms else ()
     steps = plan_steps(engine, parts, options, curvature_share=share)
+    programs = (program_of_model(graph), *engine.programs_of_rows)
     return PreparedFit(
         arguments=arguments,
         graph=graph,
@@ -210,13 +197,29 @@ def prepare_fit(
         advantage=advantage,
         exposed=exposures(graph),
         out_of_range=chances_out_of_range(graph),
-        loops_until_rows_stop=any(
-            map(
-                loops_until_rows_stop,
-                (program_of_model(graph), *engine.programs_of_rows),
-            )
-        ),
+        loops_until_rows_stop=any(map(loops_until_rows_stop, programs)),
     )
+
+
+def _graph_of(model: private, arguments: ModelArguments) -> ModelGraph:
+    """The model's graph, whose rows are separate.
+
+    Raises:
+      Exception: Whatever the model raises, with a note of where that was.
+    """
+    try:
+        graph = build_graph(model, arguments)
+        check_rows_are_separate(graph)
+    except Exception as error:
+        if not isinstance(error, UnsafeModelError):
+            # Perhaps the model's own, as after arguments in the wrong order.
+            error.add_note(
+                "This happened while the model was tried on synthetic arrays shaped "
+                f"like its arguments, {arguments!r}, but with one, two or three rows"
+                f"{line_of_error(error)}. Nothing was charged to the privacy budget."
+            )
+        raise
+    return graph
 
 
 def _advantage(
@@ -264,7 +267,7 @@ def _dpvi_instead(
     graph: ModelGraph,
     options: ScheduleOptions,
     *,
-    knows_noise: bool = False,
+    knows_noise: bool,
 ) -> tuple[EngineSettings, Engine] | None:
     """DPVI, if it can run a model that VIPS can.
 

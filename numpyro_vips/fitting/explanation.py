@@ -236,7 +236,6 @@ def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
 
 def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     """What a person should know of a fit that no table of `explain` says."""
-    engine, captured = prepared.engine, prepared.graph.captured
     if prepared.hides_curvature:
         yield _on_hidden_curvature(prepared)
     if prepared.advantage not in (None, "no curvature"):
@@ -245,16 +244,34 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
             f"more accurate: it {_gain(prepared, options)}. engine='vips' runs VIPS "
             "all the same."
         )
+    yield from _on_norms(prepared)
+    yield from _on_pilots(prepared)
+    if not options.private:
+        yield "NOT PRIVATE: no noise, no clipping."
+    if captured := prepared.graph.captured:
+        names = ", ".join(listed(sorted(captured)))
+        yield f"Treated as public because the model holds them: {names}."
+    yield from prepared.engine.notes()
+    for name, width in prepared.arguments.widths.items():
+        yield (
+            f"Of a row of {name!r} the {width} largest entries are looked at "
+            "(max_nonzeros, a public number)"
+            f"{prepared.engine.describe_sparse_rows(name)}."
+        )
+
+
+def _on_norms(prepared: PreparedFit) -> Iterable[str]:
+    """Which clipping norms and units of columns come from private histograms."""
     unknown = [part.name for part in prepared.parts if not part.is_fixed]
     if unknown:
         yield (
             f"The clipping norms of {', '.join(unknown)} come from private histograms "
             "of the rows' norms, which are in the schedule. Where rows are too few for "
-            f"a histogram, they are those of {rows_in_place(engine)}. With "
+            f"a histogram, they are those of {rows_in_place(prepared.engine)}. With "
             "clipping_norm=, from public knowledge, there is no histogram."
         )
     counted = [part.name for part in prepared.parts if part.columns is not None]
-    uncounted = sorted(engine.columns.keys() & set(unknown))
+    uncounted = sorted(prepared.engine.columns.keys() & set(unknown))
     if counted:
         yield (
             f"The columns of {', '.join(counted)} are scaled before rows are clipped, "
@@ -268,33 +285,27 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
             "the coefficients. Columns of very unequal size should be scaled "
             "beforehand by public constants."
         )
-    if engine.is_one_vector and any(step.is_pilot for step in prepared.steps):
+
+
+def _on_pilots(prepared: PreparedFit) -> Iterable[str]:
+    """What first releases are for."""
+    engine, steps = prepared.engine, prepared.steps
+    has_pilots = any(step.is_pilot for step in steps)
+    if engine.is_one_vector and has_pilots:
         yield (
             "Pilots are cheap releases that find coordinates of the globals in which "
             "rows say about equally much along every direction, as far as noise allows "
             "it. Later releases are clipped in these coordinates."
         )
-    elif any(step.recentres for step in prepared.steps):
+    elif any(step.recentres for step in steps):
         yield (
             f"{', '.join(sorted(engine.recentred))} are released about means that "
             "earlier releases, the pilots, have found: their noise then depends on the "
             "rows' spread, not on their distance from zero. Features of a regression "
             "are standardised by the pilots."
         )
-    elif any(step.is_pilot for step in prepared.steps):
+    elif has_pilots:
         yield (
             "Pilots are cheap releases by which features are made uncorrelated, as far "
             "as noise allows it. Later releases are of these features."
-        )
-    if not options.private:
-        yield "NOT PRIVATE: no noise, no clipping."
-    if captured:
-        names = ", ".join(listed(sorted(captured)))
-        yield f"Treated as public because the model holds them: {names}."
-    yield from engine.notes()
-    for name, width in prepared.arguments.widths.items():
-        yield (
-            f"Of a row of {name!r} the {width} largest entries are looked at "
-            "(max_nonzeros, a public number)"
-            f"{engine.describe_sparse_rows(name)}."
         )

@@ -124,73 +124,27 @@ def found_norms(
       expected_squares: See `ClippingNorms.expected_squares`.
       of_priors: See `prior_norms`.
     """
-    step, later = histogram.step, histogram.later
+    step = histogram.step
     found, unseen = dict(norms), []
     kept: dict[str, Kept] = {}
     known = histogram.known(norms)
-
-    def noise_stddev(part: NormPart) -> float:
-        return step.mechanism.block_noise_stddev(part.name)
-
-    def shown(part: NormPart, reference: float | None) -> SeenNorms | None:
-        return seen_norms(
-            counts[part.name],
-            part.grid,
-            noise_stddev=noise_stddev(part),
-            num_rows=num_rows,
-            # About other points norms are others. A gradient's, in other coordinates,
-            # is known up to a factor, see `Recentring.stretched`.
-            is_known=part.name in norms
-            and (histogram.is_one_vector or not step.recentres),
-            reference=reference,
-            hidden=_hidden(part, norms, expected_squares),
-        )
-
-    def chosen(part: NormPart, seen: SeenNorms | None) -> float | None:
-        if seen is None:
-            return None
-        return _norm(
-            seen,
-            part,
-            later,
-            histogram.relative_noise(part),
-            is_one_vector=histogram.is_one_vector,
-        )
-
-    def middle(part: NormPart) -> float | None:
-        return middle_of_all(
-            counts[part.name],
-            part.grid,
-            noise_stddev=noise_stddev(part),
-            num_rows=num_rows,
-        )
-
-    def is_on_way(part: NormPart) -> bool:
-        return part.is_balanced and any(after.redraws for after in later)
-
-    surely = {part.name: shown(part, None) for part in step.counted}
+    counted = _Counted(histogram, counts, norms, num_rows, expected_squares)
+    surely = {part.name: counted.seen(part, None) for part in step.counted}
     never = [
         part
         for part in step.counted
         if surely[part.name] is None and part.name not in norms and not part.is_late
     ]
     released = {
-        part.name: NoisyCounts(counts[part.name], noise_stddev(part))
+        part.name: NoisyCounts(counts[part.name], counted.noise_stddev(part))
         for part in never
         # Of rows about another point those that priors draw say nothing.
         if not step.recentres
     }
     priors = of_priors(never, released)
     for part in step.counted:
-        seen, of_prior = surely[part.name], priors.get(part.name, 0.0)
-        norm = chosen(part, seen)
-        if norm is None:
-            seen = shown(part, part.reference)
-            near = chosen(part, seen)
-            # A weak finding that priors and counts together make unlikely is noise.
-            norm = near if near and near * NEAR > of_prior else None
-        if norm is None:
-            seen, norm = None, middle(part) if is_on_way(part) else None
+        of_prior = priors.get(part.name, 0.0)
+        seen, norm = counted.chosen(part, surely[part.name], of_prior)
         if norm is None and part.is_late:
             continue
         if norm is None:
@@ -199,9 +153,64 @@ def found_norms(
         if part.is_lasting:
             norm = max(norm, norms.get(part.name, 0.0))
         found[part.name] = norm
-        if seen is not None and _redraw(later, part):
+        if seen is not None and _redraw(histogram.later, part):
             kept |= dict.fromkeys(part.blocks, seen.kept(norm))
     return FoundNorms(found, tuple(unseen), kept)
+
+
+class _Counted(NamedTuple):
+    """A histogram of norms as it was released, with the arguments of `found_norms`."""
+
+    histogram: NormHistogram
+    counts: Mapping[str, np.ndarray]
+    norms: Mapping[str, float]
+    num_rows: int
+    expected_squares: Mapping[str, float]
+
+    def noise_stddev(self, part: NormPart) -> float:
+        return self.histogram.step.mechanism.block_noise_stddev(part.name)
+
+    def seen(self, part: NormPart, reference: float | None) -> SeenNorms | None:
+        """What stands out of the noise; with a reference, also what is near to it."""
+        histogram = self.histogram
+        return seen_norms(
+            self.counts[part.name],
+            part.grid,
+            noise_stddev=self.noise_stddev(part),
+            num_rows=self.num_rows,
+            # About other points norms are others. A gradient's, in other coordinates,
+            # is known up to a factor, see `Recentring.stretched`.
+            is_known=part.name in self.norms
+            and (histogram.is_one_vector or not histogram.step.recentres),
+            reference=reference,
+            hidden=_hidden(part, self.norms, self.expected_squares),
+        )
+
+    def chosen(
+        self, part: NormPart, surely: SeenNorms | None, of_prior: float
+    ) -> tuple[SeenNorms | None, float | None]:
+        """What is seen of a part, and the norm that it is clipped to; None for neither.
+
+        Args:
+          part: The part.
+          surely: What stands out of the noise.
+          of_prior: The norm of rows that the priors draw; 0 where it was not asked for.
+        """
+        if surely is not None:
+            return surely, _norm(surely, part, self.histogram)
+        near = self.seen(part, part.reference)
+        norm = None if near is None else _norm(near, part, self.histogram)
+        # A weak finding that priors and counts together make unlikely is noise.
+        if norm and norm * NEAR > of_prior:
+            return near, norm
+        if not part.is_balanced or not any(s.redraws for s in self.histogram.later):
+            return None, None
+        return None, middle_of_all(
+            self.counts[part.name],
+            part.grid,
+            noise_stddev=self.noise_stddev(part),
+            num_rows=self.num_rows,
+        )
 
 
 # How many times the norm of the middle row differences may be clipped at. Far from the
@@ -210,23 +219,9 @@ def found_norms(
 _MOST_OF_MIDDLE = 4.0
 
 
-def _norm(
-    seen: SeenNorms,
-    part: NormPart,
-    later: Sequence[Step],
-    noise: float,
-    *,
-    is_one_vector: bool,
-) -> float:
-    """The norm to which a part is clipped, of which a histogram has shown something.
-
-    Args:
-      seen: The histogram.
-      part: The part.
-      later: The steps after the histogram.
-      noise: See `NormHistogram.relative_noise`.
-      is_one_vector: See `NormHistogram`.
-    """
+def _norm(seen: SeenNorms, part: NormPart, histogram: NormHistogram) -> float:
+    """The norm to which a part is clipped, of which a histogram has shown something."""
+    noise, later = histogram.relative_noise(part), histogram.later
     if SQUARES & set(part.blocks):
         return min(seen.least_harm(noise), seen.least_loss(noise))
     if not part.is_balanced:
@@ -239,7 +234,7 @@ def _norm(
         # These steps only lead to where such steps start. What clipping takes off the
         # longest gradients biases no result, and noise grows with the norm.
         return min(seen.least_harm(noise, alignment), seen.middle)
-    if is_one_vector:
+    if histogram.is_one_vector:
         return seen.least_error(noise, alignment)
     return seen.least_harm(noise, alignment)
 

@@ -24,11 +24,12 @@ from numpyro_vips.vips.program.program import ConjugateProgram
 # budget is spent, and each effect to the power of 1.5, from which on VIPS stays: the
 # noise in a matrix of k effects grows like the root of k, and each effect has a k-th of
 # the rows. Intervals of effects in a[group] + slope x with 12 groups held the truth in
-# 88 and 85 % with 30 and 50 of these rows.
+# 85 and 95 % with 30 and 50 of these rows: `python benchmarks/group_effects.py --groups
+# 12 --rows 4700 --engines vips --predictors "a[g] + slope x"`, and with 7800 rows.
 _ROWS_PER_EFFECT = 30.0
 # The same where rows say nothing of more of one coefficient and less of all effects: in
-# mean + a[group] + slope x they held it in 27, 25, 62, 57 and 100 % with 30, 50, 97,
-# 142 and 194 of these rows (`docs/choosing_a_budget.md`).
+# mean + a[group] + slope x they held it in 27, 10, 38, 57 and 100 % with 30, 50, 97,
+# 142 and 194 of these rows, by the table and the command in docs/choosing_a_budget.md.
 _ROWS_PER_COLLINEAR_EFFECT = 200.0
 
 

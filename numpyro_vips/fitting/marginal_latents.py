@@ -5,8 +5,8 @@ mixture, the true label behind several annotators, or the states of a chain, add
 VIPS its expected class, and the product of this with each of its answers, to as many
 sums. All of these sums get noise for the row. Under DPVI the latent is summed out, and
 the row's score has one number for each global; scores add up to zero at the optimum, so
-that rows are clipped at smaller norms. With 1,000 rows at ε = 1 the errors of DPVI were
-.26 to .93 times those of VIPS, see docs/coverage.md.
+that rows are clipped at smaller norms. `benchmarks/coverage.py --engine vips` and
+`--engine dpvi` print the errors of both; those of DPVI are in docs/coverage.md.
 
 **Real latents beside globals.** Where an effect of a row stands beside a regression, a
 factor's value beside loadings, or a covariate that was measured with an error beside a
@@ -20,10 +20,8 @@ made a level about its mean (`level_means.py`), VIPS has no such trouble and sta
 of each row. A row's weight in the sums of VIPS is then the inverse of its residual,
 which has no limit. Weights are clipped, in sums that the scale depends on, and the
 rows' variances have posterior factors of their own, which makes the posterior of the
-location too narrow. A score has a limit, however small the residual is. With 5,000 rows
-at ε = 1 the intervals of a Laplace regression's coefficients were 6 to 85 times as wide
-under VIPS, and its scale came out by 14 to 35 % too large. Without noise intervals of
-a location were half as wide under VIPS.
+location too narrow, also without noise. A score has a limit, however small the residual
+is.
 
 Without noise it is the same engine. The posterior of VIPS is then a product of factors,
 at the best of the optima that some random starts lead to; that of DPVI has the globals'

@@ -9,18 +9,13 @@ holds no rows; `tests/fitting/test_prepared_fits.py` looks for them.
 
 import collections
 import dataclasses
-import itertools
 import threading
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
 
-from numpyro_vips.fitting.curvature_noise import (
-    SHARES,
-    curvature_share,
-    hides_curvature,
-)
+from numpyro_vips.fitting.curvature_noise import curvature_share, hides_curvature
 from numpyro_vips.fitting.engine_choice import (
     EngineChoice,
     PreparedFit,
@@ -59,7 +54,7 @@ def prepared_fit(
     arguments: ModelArguments,
     engine_choice: EngineChoice,
     options: ScheduleOptions,
-    noise_multiplier: float | None = None,
+    noise_multiplier: float | None,
 ) -> tuple[PreparedFit, Plan]:
     """A prepared fit and its plan, from what is kept or else by `prepare_fit`.
 
@@ -77,8 +72,7 @@ def prepared_fit(
         (model.fn, model.unit, model.public, engine_choice, options),
         (arguments.positional, arguments.keywords, dict(arguments.widths)),
     )
-    affords = affords_scores(arguments.public_num_rows, noise_multiplier)
-    key = (*_key(found, arguments), affords)
+    key = _key(found, arguments)
     with _lock:
         kept = _found(key, noise_multiplier)
     if kept is not None:
@@ -91,7 +85,7 @@ def prepared_fit(
         plan = explain_plan(prepared, options)
         kept = _Kept(prepared, plan, found.referents)
         with _lock:
-            _kept[key, _hidden(prepared, noise_multiplier)] = kept
+            _kept[key, _of_noise(prepared, noise_multiplier)] = kept
             while len(_kept) > _MOST_KEPT:
                 _kept.popitem(last=False)
     # Steps are planned up to a common factor, unless the caller fixed their noise.
@@ -109,25 +103,26 @@ def prepared_fit(
 
 def _found(key: Hashable, noise_multiplier: float | None) -> _Kept | None:
     """What is kept of a fit with this noise, which then is the one used last."""
-    for hidden in itertools.product((False, True), (False, True), SHARES):
-        kept = _kept.get((key, hidden))
-        if kept is not None and _hidden(kept.prepared, noise_multiplier) == hidden:
-            _kept.move_to_end((key, hidden))
+    for where, kept in _kept.items():
+        if where == (key, _of_noise(kept.prepared, noise_multiplier)):
+            _kept.move_to_end(where)
             return kept
     return None
 
 
-def _hidden(
-    prepared: PreparedFit, noise_multiplier: float | None
-) -> tuple[bool, bool, float]:
-    """Whether this noise hides the curvature, whether it hides effects of groups, and
-    which share of the budget shows the curvature."""
+def _of_noise(prepared: PreparedFit, noise_multiplier: float | None) -> Hashable:
+    """What of a fit depends on this noise.
+
+    Whether it hides the curvature, whether it hides effects of groups, which share of
+    the budget shows the curvature, and whether scores are affordable.
+    """
     num_rows = prepared.graph.arguments.public_num_rows
     per_noise = prepared.curvature_noise
     return (
         prepared.may_be_left_to_dpvi and hides_curvature(per_noise, noise_multiplier),
         hides_groups(prepared.rows_for_groups, num_rows, noise_multiplier),
         curvature_share(per_noise, noise_multiplier),
+        affords_scores(num_rows, noise_multiplier),
     )
 
 

@@ -181,7 +181,7 @@ def statement_of(
     noise_source: str,
     platform: str,
     progress: Progress,
-    remarks: tuple[str, ...] = (),
+    remarks: Sequence[str],
 ) -> PrivacyStatement:
     """The guarantee of a fit, and what has been released of its rows so far.
 
@@ -220,7 +220,7 @@ def statement_of(
         num_rows=prepared.arguments.public_num_rows,
         num_rows_declared=prepared.arguments.num_rows_declared,
         shares=progress.shares,
-        remarks=remarks,
+        remarks=tuple(remarks),
     )
 
 

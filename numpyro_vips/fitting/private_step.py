@@ -118,7 +118,7 @@ def _chunk_sum(
     state: Any,
     rows: Mapping[str, Any],
     mask: Any,
-    row_keys: np.ndarray | None = None,
+    row_keys: np.ndarray | None,
 ) -> Mapping[str, Any]:
     """What a chunk's rows add to the release, not yet private."""
     if step.is_by_column:

@@ -74,7 +74,7 @@ class FitResults:
                 noise_source=self.noise_source,
                 platform=self.platform,
                 progress=progress,
-                remarks=tuple(on_rows),
+                remarks=on_rows,
             ),
             engine=engine.name,
             plan=self.plan,

@@ -5,7 +5,7 @@ model alone says of its statistics. Names of arguments and sites are, values are
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from numpyro_vips.fitting.bounds.prior_norms import rows_in_place
@@ -56,61 +56,89 @@ def warnings_on_rows(
       of_engine: The engine's diagnostics, in which a fit without noise may have the
         share of rows that counted as zero.
     """
-    found = []
     shares = progress.shares
     if ZERO_ROWS in of_engine:
         shares[ZERO_ROWS] = NoisyShare(**of_engine[ZERO_ROWS])
-    limit = _WORTH_A_WARNING
+    found = []
+    if CLIPPED_ROWS in shares:
+        clipped = shares[CLIPPED_ROWS]
+        weights = weights_of_rows(prepared.graph)
+        if weights and _may_be_notable(clipped):
+            found.append(_on_weights(weights, clipped))
+        found += _on_clipped(prepared, options, state, progress, clipped)
+    limit = _WORTH_A_WARNING if options.private else 0.0
+    if ZERO_ROWS in shares and _is_notable(shares[ZERO_ROWS], limit):
+        found.append(_on_zeros(prepared, shares[ZERO_ROWS]))
+    if progress.unseen:
+        found.append(_on_unseen(prepared, progress))
+    return found
+
+
+def _on_clipped(
+    prepared: PreparedFit,
+    options: ScheduleOptions,
+    state: Any,
+    progress: Progress,
+    clipped: NoisyShare,
+) -> Iterator[str]:
+    """What clipping does, where more rows were than is harmless or to be expected.
+
+    Args:
+      prepared, options, state, progress: See `warnings_on_rows`.
+      clipped: The share of rows that were.
+    """
     reporting = [step for step in progress.steps if step.reports]
+    limit = _WORTH_A_WARNING
     if progress.balanced:
         limit = _WORTH_A_WARNING_OF_GRADIENTS
     if any(step.redraws for step in reporting):
         limit = _WORTH_A_WARNING_OF_DIFFERENCES
-    weights = weights_of_rows(prepared.graph)
-    if weights and _may_be_notable(shares.get(CLIPPED_ROWS)):
-        found.append(_on_weights(weights, shares[CLIPPED_ROWS]))
-    if _is_notable(shares.get(CLIPPED_ROWS), min(limit, _WORTH_A_LOOK)):
-        step = reporting[-1]
-        effect = prepared.engine.clipping_effect(state, [b.name for b in step.blocks])
-        expected, unexpected = effect.expected, ""
-        if expected is not None and _is_notable(
-            shares[CLIPPED_ROWS], expected + _WORTH_A_LOOK
-        ):
-            unexpected = (
-                f", where the model expects {100 * expected:.1f} %. So some rows are "
-                "larger than it says, and what is cut off them is lost"
-            )
-        if unexpected or _is_notable(shares[CLIPPED_ROWS], limit):
-            found.append(
-                f"{shares[CLIPPED_ROWS]} of the rows were clipped in the last steps"
-                f"{unexpected}: {_what_was_cut(prepared, step, effect)} "
-                f"{_consequence(step, effect)} "
-                f"{_remedies(prepared, options, progress, step, effect)}"
-            )
-    if _is_notable(shares.get(ZERO_ROWS), _WORTH_A_WARNING if options.private else 0.0):
-        sites = prepared.graph.sites.values()
-        observed = [repr(site.name) for site in sites if site.role == "observed"]
-        found.append(
-            f"{shares[ZERO_ROWS]} of the rows counted as zero: they hold a number "
-            "that is not finite, an observation outside its support, or an index out "
-            f"of range.{_still_counted(prepared)} Check how the values of "
-            f"{_listed(_arguments(prepared))} were made, and the support of "
-            f"{_listed(observed)}. Declare missing values by numpyro.handlers.mask."
+    if not _is_notable(clipped, min(limit, _WORTH_A_LOOK)):
+        return
+    step = reporting[-1]
+    effect = prepared.engine.clipping_effect(state, [b.name for b in step.blocks])
+    expected, unexpected = effect.expected, ""
+    if expected is not None and _is_notable(clipped, expected + _WORTH_A_LOOK):
+        unexpected = (
+            f", where the model expects {100 * expected:.1f} %. So some rows are "
+            "larger than it says, and what is cut off them is lost"
         )
-    if progress.unseen:
-        known = {p.name: p.reference for p in prepared.parts} | dict(progress.norms)
-        norms = [f"{known[name]:.3g} for {name}" for name in progress.unseen]
-        found.append(
-            f"Too few rows for this budget to find a clipping norm of "
-            f"{_listed(list(progress.unseen))}: no bin of the private histogram stood "
-            "out of its noise. So the norm is that of "
-            f"{rows_in_place(prepared.engine)} ({_listed(norms)}), which may be far "
-            "from the rows' own: rows may be clipped, or get needless noise. What "
-            "helps, the best first: more rows or a larger epsilon; "
-            f"{_listed(_arguments(prepared))} in units in which numbers are about one, "
-            "and priors in these units."
+    if unexpected or _is_notable(clipped, limit):
+        yield (
+            f"{clipped} of the rows were clipped in the last steps"
+            f"{unexpected}: {_what_was_cut(prepared, step, effect)} "
+            f"{_consequence(step, effect)} "
+            f"{_remedies(prepared, options, progress, step, effect)}"
         )
-    return found
+
+
+def _on_zeros(prepared: PreparedFit, zeros: NoisyShare) -> str:
+    """What to look at where so many rows counted as zero."""
+    sites = prepared.graph.sites.values()
+    observed = [repr(site.name) for site in sites if site.role == "observed"]
+    return (
+        f"{zeros} of the rows counted as zero: they hold a number "
+        "that is not finite, an observation outside its support, or an index out "
+        f"of range.{_still_counted(prepared)} Check how the values of "
+        f"{_listed(_arguments(prepared))} were made, and the support of "
+        f"{_listed(observed)}. Declare missing values by numpyro.handlers.mask."
+    )
+
+
+def _on_unseen(prepared: PreparedFit, progress: Progress) -> str:
+    """What norms are that no histogram has shown."""
+    known = {p.name: p.reference for p in prepared.parts} | dict(progress.norms)
+    norms = [f"{known[name]:.3g} for {name}" for name in progress.unseen]
+    return (
+        f"Too few rows for this budget to find a clipping norm of "
+        f"{_listed(progress.unseen)}: no bin of the private histogram stood "
+        "out of its noise. So the norm is that of "
+        f"{rows_in_place(prepared.engine)} ({_listed(norms)}), which may be far "
+        "from the rows' own: rows may be clipped, or get needless noise. What "
+        "helps, the best first: more rows or a larger epsilon; "
+        f"{_listed(_arguments(prepared))} in units in which numbers are about one, "
+        "and priors in these units."
+    )
 
 
 def _still_counted(prepared: PreparedFit) -> str:
@@ -123,15 +151,11 @@ def _still_counted(prepared: PreparedFit) -> str:
     )
 
 
-def _is_notable(share: NoisyShare | None, limit: float) -> bool:
-    if share is None:
-        return False
+def _is_notable(share: NoisyShare, limit: float) -> bool:
     return share.share - _STANDING_OUT * share.stddev > limit
 
 
-def _may_be_notable(share: NoisyShare | None) -> bool:
-    if share is None:
-        return False
+def _may_be_notable(share: NoisyShare) -> bool:
     return share.share + _STANDING_OUT * share.stddev > _WORTH_A_WARNING_OF_WEIGHTS
 
 

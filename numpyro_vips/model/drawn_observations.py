@@ -10,12 +10,10 @@ are used.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-import jax
 import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Int64
 
-from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.linear_observations import SolvedEntries
 
@@ -91,11 +89,7 @@ def _entries(
 
 def _read_by_density(graph: ModelGraph, site: Site) -> set[str]:
     """The arguments that a site's density depends on, but for what it observes."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(graph.program_outputs)
-    wanted = [
-        path[0].key == site.name and path[1].key in _DENSITY for path, _ in leaves
-    ]
-    _, used = with_used_inputs(graph.program, wanted)
-    # Rows are the first inputs, by name.
-    names = sorted(graph.program_inputs[0])
-    return {name for number, name in enumerate(names) if used[number]}
+    arguments, _ = graph.read_for(
+        lambda name, output: name == site.name and output in _DENSITY
+    )
+    return arguments

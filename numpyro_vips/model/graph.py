@@ -9,6 +9,7 @@ model itself.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -19,7 +20,7 @@ import jax.extend.core as jex_core
 import numpy as np
 import numpyro
 
-from numpyro_vips.errors import UnsafeModelError, did_you_mean, quoted
+from numpyro_vips.errors import UnsafeModelError, quoted
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
 from numpyro_vips.jax_tools.program_constants import (
@@ -30,7 +31,14 @@ from numpyro_vips.jax_tools.program_constants import (
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.captured import captured_arrays
 from numpyro_vips.model.distributions import Distributed
-from numpyro_vips.model.meeting_rows import first_meeting, in_rows
+from numpyro_vips.model.refused_sites import (
+    beside,
+    depends_on_number,
+    depends_on_rows,
+    misfit,
+    missing_plate,
+    where_to_put,
+)
 from numpyro_vips.model.run import run_model
 from numpyro_vips.model.trace import Trace, abstract_rows
 
@@ -106,6 +114,25 @@ class ModelGraph:
     run: Callable[..., Mapping[str, dict]]
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def read_for(
+        self, wanted: Callable[[str, str], bool] = lambda site, output: True
+    ) -> tuple[set[str], set[str]]:
+        """The private arguments and the latents that some outputs depend on.
+
+        Args:
+          wanted: Whether an output of the program is meant, by its site and its name,
+            such as "parameters"; by default all are.
+        """
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self.program_outputs)
+        keep = [wanted(path[0].key, path[1].key) for path, _ in leaves]
+        _, used = with_used_inputs(self.program, keep)
+        rows, latents = map(sorted, self.program_inputs)
+        of_rows, of_latents = used[: len(rows)], used[len(rows) :]
+        return (
+            set(itertools.compress(rows, of_rows)),
+            set(itertools.compress(latents, of_latents)),
+        )
+
     def latents(self, role: Role) -> list[Site]:
         return [site for site in self.sites.values() if site.role == role]
 
@@ -130,7 +157,7 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
     two, three = (Trace(model, arguments, count) for count in (2, 3))
     one = Trace(model, arguments, 1)
     if not two.has_unit_plate:
-        raise _missing_plate(model.unit, two, three)
+        raise missing_plate(model.unit, two, three)
     if set(two.samples) != set(three.samples):
         raise UnsafeModelError(
             "The model's sample statements differ with the number of rows. Put what "
@@ -194,55 +221,6 @@ def retrace(graph: ModelGraph, model: private, arguments: ModelArguments) -> Mod
     )
 
 
-def _missing_plate(unit: str, two: Trace, three: Trace) -> UnsafeModelError:
-    names = two.plate_names
-    message = f"The model has no plate named {unit!r}, the unit given to private()."
-    nearest = did_you_mean(unit, names)
-    if nearest:
-        message += f" {nearest}"
-    if names:
-        message += (
-            f" Its plates are {quoted(dict.fromkeys(names))}. If the rows of one are "
-            f"the protected individuals, name it, as in private(unit={names[-1]!r})."
-        )
-    else:
-        message += (
-            " It has no plate at all: put the sample statements of one row under "
-            f"`with numpyro.plate({unit!r}, X.shape[0]):`."
-        )
-    for name in two.samples.keys() & three.samples.keys():
-        shapes = two.shape(name), three.shape(name)
-        event = two.samples[name].event_dim
-        if event and shapes[0][-event:] != shapes[1][-event:]:
-            return UnsafeModelError(
-                f"{message} As it stands, {name!r} cannot be. {_ONE_DENSITY}"
-            )
-    return UnsafeModelError(message + _beside(two, three, "order", "pairs"))
-
-
-def _beside(two: Trace, three: Trace, *kinds: str) -> str:
-    """What else has to change where rows meet that are not under their plate yet.
-
-    Args:
-      two, three: The model's traces on so many rows.
-      kinds: The kinds of meetings that are told. A total may be that of a density, and
-        a row is also picked by an index.
-    """
-    meeting = first_meeting(*(without_dead_code(t.closed) for t in (two, three)))
-    if meeting is None or meeting.kind not in kinds:
-        return ""
-    return f" And the rows may not act on each other. {meeting.advice}"
-
-
-_ONE_DENSITY = (
-    "It is one density of all rows together, like a Gaussian process's, in "
-    "which no row has a part of its own that could be bounded. Write a model "
-    "in which rows are independent given latents that they share, for example "
-    "a regression on a fixed number of basis functions, with one observation "
-    "for each row under the plate."
-)
-
-
 def _site(name: str, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
     """What the traces of one, two and three rows say of a site.
 
@@ -276,15 +254,15 @@ def _site(name: str, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
     shapes = two.shape(name), three.shape(name)
     differs = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
     if row_axis is None and (differs or len(shapes[0]) != len(shapes[1])):
-        also = _beside(two, three, "all", "order")
+        also = beside(two, three, "all", "order")
         raise UnsafeModelError(
             f"{name!r} has an axis with one entry per row but stands outside the "
-            f"plate {unit!r}. {_where_to_put(batch, differs, plates, unit)}{also}"
+            f"plate {unit!r}. {where_to_put(batch, differs, plates, unit)}{also}"
         )
     if row_axis is not None and (
         differs != [row_axis] or [s[row_axis] for s in shapes] != [2, 3]
     ):
-        raise UnsafeModelError(_misfit(name, unit, row_axis, batch, two, three))
+        raise UnsafeModelError(misfit(name, unit, row_axis, batch, two, three))
     role: Role
     if traced.is_observed:
         # A factor of globals observes nothing; `_check_globals` looks for rows in it.
@@ -313,86 +291,6 @@ def _site(name: str, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
         support=traced.support,
         num_states=_num_states(structure, outputs["parameters"], traced.support),
     )
-
-
-def _misfit(
-    name: str, unit: str, row_axis: int, batch: int, two: Trace, three: Trace
-) -> str:
-    """Which axes a site under the unit plate has in place of one of rows, and why.
-
-    Args:
-      name: The site.
-      unit: The unit plate.
-      row_axis: Where the plate has its axis among those of the site's value.
-      batch: The number of the site's batch axes.
-      two, three: The model's traces on so many rows.
-    """
-    shapes = [trace.shape(name)[:batch] for trace in (two, three)]
-    written = [trace.samples[name].parameters_shape for trace in (two, three)]
-    what = "factor" if two.samples[name].is_factor else "value"
-    told = (
-        f"{name!r} stands under the plate {unit!r} and must have one entry per row "
-        f"along axis {row_axis - batch}, but with N rows its {what} has shape "
-        f"{in_rows(*shapes)}"
-    )
-    if what == "value":
-        told += f", and the parameters of its distribution have {in_rows(*written)}"
-    differs = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
-    is_column = [axis for axis, n in enumerate(shapes[0]) if axis not in differs]
-    if len(differs) > 1:
-        remedy = (
-            "It pairs every row with every other, as happens where shapes such as "
-            "(N, 1) and (N,) are combined: make both (N,), with X[:, 0] or .ravel()."
-        )
-    elif not differs:
-        remedy = (
-            "It has no axis of rows: give it one entry per row, or put it outside the "
-            "plate if all rows share it."
-        )
-    elif differs == [0] and is_column and shapes[0][-1] == 1:
-        remedy = (
-            "Under the plate (N, 1) becomes (N, N), every row paired with every other. "
-            "Of a column, of shape (N, 1), pass y.ravel(), with parameters of shape "
-            "(N,), too; or give the plate dim=-2."
-        )
-    elif len(shapes[0]) > 1:
-        remedy = (
-            "If a row has several numbers, take their axis into the event with "
-            ".to_event(1), or give it a plate of its own and the plate of the rows "
-            "dim=-2."
-        )
-        support = two.samples[name].support
-        if support is not None and support.is_discrete:
-            remedy += " Of a class that is written in indicators pass y.argmax(-1)."
-    else:
-        remedy = (
-            "Let the plate be without dim=, or give the values and parameters the axes "
-            "that it leaves to other plates, as in y[:, None]."
-        )
-    return f"{told}. {remedy}"
-
-
-def _where_to_put(
-    batch: int, differs: Sequence[int], plates: Mapping[int, str], unit: str
-) -> str:
-    """What to do about a site with an axis of rows outside the unit plate.
-
-    Args:
-      batch: The number of its batch axes.
-      differs: Its axes of rows.
-      plates: The plates of its axes.
-      unit: The unit plate.
-    """
-    if any(axis >= batch for axis in differs):
-        return _ONE_DENSITY
-    others = [repr(plates[axis]) for axis in differs if axis in plates]
-    if others:
-        return (
-            f"It is under the plate {', '.join(others)}, whose length is that of the "
-            f"rows. Rows have one plate: put it under {unit!r} in its place, or give "
-            "private() the name of the other plate if that is the one of individuals."
-        )
-    return "Put it under the plate."
 
 
 def _num_states(
@@ -442,43 +340,13 @@ def _check_globals(
             arguments = sorted(trace.inputs[0])
             for argument, is_used in zip(arguments, used, strict=False):
                 if is_used:
-                    beside = _beside(two, three, "order", "pairs")
-                    raise _depends_on_rows(site, argument, unit, beside)
+                    also = beside(two, three, "order", "pairs")
+                    raise depends_on_rows(
+                        name, argument, unit, also, is_latent=site.is_latent
+                    )
             programs.append(str(program))
         if programs[0] != programs[1]:
-            raise _depends_on_number(site, unit)
-
-
-def _depends_on_rows(
-    site: Site, argument: str, unit: str, beside: str
-) -> UnsafeModelError:
-    if not site.is_latent:
-        return UnsafeModelError(
-            f"The factor {site.name!r} stands outside the plate {unit!r} and depends "
-            f"on the private argument {argument!r}, so no bound on one row's influence "
-            "covers it. Put what belongs to a row under the plate, one number for each "
-            f"row and not their sum.{beside}"
-        )
-    return UnsafeModelError(
-        f"The distribution of {site.name!r}, which all rows share, depends on the "
-        f"private argument {argument!r}. Its prior would reveal the data. Use public "
-        f"constants in the prior, or put the site under the plate {unit!r}."
-    )
-
-
-def _depends_on_number(site: Site, unit: str) -> UnsafeModelError:
-    if not site.is_latent:
-        return UnsafeModelError(
-            f"The factor {site.name!r} stands outside the plate {unit!r} and depends "
-            "on the number of rows that the model is given, or on latents of theirs. "
-            "Put what belongs to a row under the plate, and pass the number of rows as "
-            "a public number of its own."
-        )
-    return UnsafeModelError(
-        f"The distribution of {site.name!r}, which all rows share, depends on the "
-        "number of rows that the model is given, and minibatches change it. Pass the "
-        "number of rows as a public number of its own."
-    )
+            raise depends_on_number(name, unit, is_latent=site.is_latent)
 
 
 def check_params(

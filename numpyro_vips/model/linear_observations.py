@@ -10,11 +10,9 @@ are used.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_predictive import TriedRows, columns_of
 
@@ -173,16 +171,7 @@ def _can_be_solved(graph: ModelGraph, entry: _Entry) -> bool:
 
 def _is_seen_elsewhere(graph: ModelGraph, entry: _Entry) -> bool:
     """Whether the model uses the argument for anything but this site's value."""
-    of_value = {"value", "in_support"}
-    wanted = {
-        name: {
-            output: jax.tree.map(
-                lambda _, keep=name != entry.site or output not in of_value: keep, below
-            )
-            for output, below in outputs.items()
-        }
-        for name, outputs in graph.program_outputs.items()
-    }
-    _, used = with_used_inputs(graph.program, jax.tree.leaves(wanted))
-    arguments = sorted(graph.program_inputs[0])
-    return dict(zip(arguments, used, strict=False))[entry.argument]
+    arguments, _ = graph.read_for(
+        lambda name, output: name != entry.site or output not in ("value", "in_support")
+    )
+    return entry.argument in arguments

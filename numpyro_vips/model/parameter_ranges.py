@@ -64,7 +64,7 @@ def chances_out_of_range(graph: ModelGraph) -> dict[str, str]:
         return jax.vmap(at)(rows, latents)
 
     try:
-        draws = moderate_draws(graph, _NUM_DRAWS, seed=0)
+        draws = moderate_draws(graph, _NUM_DRAWS)
         shares = [
             {name: np.mean(off) for name, off in of_kind.items()}
             for rows in _kinds_of_rows(graph.arguments)

@@ -100,13 +100,14 @@ def unconstrained_scale(prior: Any) -> np.ndarray:
     return scale if is_identity(transform) else np.minimum(scale, WIDE_LOGARITHM)
 
 
-def moderate_draws(graph: ModelGraph, count: int, seed: int) -> dict[str, np.ndarray]:
+def moderate_draws(graph: ModelGraph, count: int) -> dict[str, np.ndarray]:
     """Draws of the globals, about as wide as their priors: (count, ...) of each.
 
-    They are Normal on the unconstrained space, with each prior's centre and
-    `unconstrained_scale` given the globals before it at their centres.
+    They are the same in every call: Normal on the unconstrained space, with each
+    prior's centre and `unconstrained_scale` given the globals before it at their
+    centres.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     centres, priors, supports = global_values(graph)
     found = {}
     for name, centre in centres.items():

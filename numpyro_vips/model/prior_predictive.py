@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -19,7 +18,6 @@ from numpyro.distributions import biject_to
 
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
-from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import FAITHFUL
 from numpyro_vips.model.distributions import unmasked_in_support, unwrapped
 from numpyro_vips.model.graph import ModelGraph
@@ -372,19 +370,12 @@ def _explanation(graph: ModelGraph, possible: Mapping[str, bool]) -> str:
 
 def _described(graph: ModelGraph, name: str) -> str:
     """A site with its distribution, support and the arguments it depends on."""
-    wanted = {
-        other: jax.tree.map(lambda _, keep=other == name: keep, outputs)
-        for other, outputs in graph.program_outputs.items()
-    }
-    program: jex_core.ClosedJaxpr = graph.program
-    _, used = with_used_inputs(program, jax.tree.leaves(wanted))
-    arguments = sorted(graph.program_inputs[0])
-    needed = [repr(a) for a, is_used in zip(arguments, used, strict=False) if is_used]
+    needed, _ = graph.read_for(lambda other, _: other == name)
     site = graph.sites[name]
     details = [site.distributed.kind.__name__]
     if site.support is not None:
         kind = site.support
         details.append(f"support {type(kind).__name__.strip('_')}")
     if needed:
-        details.append(f"arguments {', '.join(needed)}")
+        details.append(f"arguments {', '.join(map(repr, sorted(needed)))}")
     return f"{name!r} ({'; '.join(details)})"

@@ -5,7 +5,7 @@ Messages quote names, shapes and dtypes, never values, nor how long a text is.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,53 @@ _TABLE_PACKAGES = ("pandas", "polars", "modin", "xarray")
 
 def refuse_kind(name: str, value: Any, *, public: bool) -> None:
     """Raises a `TypeError` unless `value` can be rows, or a public array."""
+    if scipy.sparse.issparse(value):
+        _refuse_sparse(name, value, public=public)
+    elif isinstance(value, Tracer):
+        raise TypeError(
+            f"The argument {name!r} is an array that JAX is tracing. Private "
+            "inference draws its own rows and noise and cannot run inside jax.jit, "
+            "jax.vmap or jax.grad."
+        )
+    elif isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        _refuse_array(name, value)
+    else:
+        _refuse_other(name, value)
+    refuse_dtype(name, value.dtype)
+
+
+def _refuse_array(name: str, value: Any) -> None:
+    """Raises a `TypeError` for arrays without rows, or with rows out of reach."""
+    if isinstance(value, jax.Array) and is_key(value):
+        raise TypeError(
+            f"The argument {name!r} is a random key. A model takes its randomness "
+            "from numpyro.sample; give the key to run() instead."
+        )
+    if isinstance(value, np.generic) or value.ndim == 0:
+        raise TypeError(
+            f"The argument {name!r} is a single {value.dtype} of type "
+            f"{type_name(value)}, which may have been computed from private rows. If "
+            f"it is a public constant, pass it as a Python number, {name}.item()."
+        )
+    if isinstance(value, jax.Array) and not (
+        value.is_fully_addressable or value.is_fully_replicated
+    ):
+        raise TypeError(
+            f"The argument {name!r} is an array that JAX has divided among processes, "
+            "and this one cannot read all of it. Write the rows to where every process "
+            "can read them, such as a memory map on a shared disk, and pass that, with "
+            "PrivateVI(across=nv.Processes()): each process then reads its share."
+        )
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"The argument {name!r} is a masked array, whose mask would be lost. Pass "
+            f"{name}.filled(0) and, as a further argument, ~np.ma.getmaskarray({name})"
+            "; use it in the model with numpyro.handlers.mask."
+        )
+
+
+def _refuse_other(name: str, value: Any) -> NoReturn:
+    """Raises a `TypeError` that says what to pass in place of what is no array."""
     if isinstance(value, (list, set, frozenset, range)):
         raise TypeError(
             f"The argument {name!r} is a {type(value).__name__}, which may be data or "
@@ -40,57 +87,17 @@ def refuse_kind(name: str, value: Any, *, public: bool) -> None:
             f"numbers, {name}.to_numpy(), one array per dtype, with categories coded "
             "by public lists. Rows are taken in their order, whatever their index."
         )
-    if scipy.sparse.issparse(value):
-        _refuse_sparse(name, value, public=public)
-    elif isinstance(value, Tracer):
-        raise TypeError(
-            f"The argument {name!r} is an array that JAX is tracing. Private "
-            "inference draws its own rows and noise and cannot run inside jax.jit, "
-            "jax.vmap or jax.grad."
-        )
-    elif isinstance(value, jax.Array) and is_key(value):
-        raise TypeError(
-            f"The argument {name!r} is a random key. A model takes its randomness "
-            "from numpyro.sample; give the key to run() instead."
-        )
-    elif isinstance(value, np.generic) or (
-        isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
-    ):
-        raise TypeError(
-            f"The argument {name!r} is a single {value.dtype} of type "
-            f"{type_name(value)}, which may have been computed from private rows. If "
-            f"it is a public constant, pass it as a Python number, {name}.item()."
-        )
-    elif isinstance(value, jax.Array) and not (
-        value.is_fully_addressable or value.is_fully_replicated
-    ):
-        raise TypeError(
-            f"The argument {name!r} is an array that JAX has divided among processes, "
-            "and this one cannot read all of it. Write the rows to where every process "
-            "can read them, such as a memory map on a shared disk, and pass that, with "
-            "PrivateVI(across=nv.Processes()): each process then reads its share."
-        )
-    elif isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"The argument {name!r} is a masked array, whose mask would be lost. Pass "
-            f"{name}.filled(0) and, as a further argument, ~np.ma.getmaskarray({name})"
-            "; use it in the model with numpyro.handlers.mask."
-        )
-    elif not isinstance(value, (np.ndarray, jax.Array)) and (
-        isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype")
-    ):
+    if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
         raise TypeError(
             f"The argument {name!r} has type {type_name(value)}. If it lies "
             f"elsewhere, as HDF5 and Zarr do, pass nv.ArrayRows({name}), which is read "
             f"a part at a time, else np.asarray({name})."
         )
-    elif not isinstance(value, (np.ndarray, jax.Array)):
-        raise TypeError(
-            f"The argument {name!r} has type {type_name(value)}. Pass arrays, tuples "
-            "or dicts of arrays, or Python numbers and strings. "
-            f"{_instead_of(name, value)}"
-        )
-    refuse_dtype(name, value.dtype)
+    raise TypeError(
+        f"The argument {name!r} has type {type_name(value)}. Pass arrays, tuples "
+        "or dicts of arrays, or Python numbers and strings. "
+        f"{_instead_of(name, value)}"
+    )
 
 
 def _instead_of(name: str, value: Any) -> str:
@@ -107,16 +114,13 @@ def _instead_of(name: str, value: Any) -> str:
             f"in a dict, {as_dict}({name}); or make it a typing.NamedTuple, whose "
             "fields may be arrays."
         )
-    if any(isinstance(part, (np.ndarray, jax.Array)) for part in _held_by(value)):
+    held = getattr(value, "__dict__", {}).values()
+    if any(isinstance(part, (np.ndarray, jax.Array)) for part in held):
         return f"Pass the arrays that it holds one by one, or in a dict, vars({name})."
     return (
         "Give the model anything else, such as a function or a network, beforehand "
         "with functools.partial."
     )
-
-
-def _held_by(value: Any) -> list[Any]:
-    return list(getattr(value, "__dict__", {}).values())
 
 
 def _refuse_sparse(name: str, value: Any, *, public: bool) -> None:

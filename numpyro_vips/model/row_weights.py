@@ -6,9 +6,6 @@ smaller. Where the response goes with the weight, as after a survey that asked s
 people more often than others, this biases what is fitted, and few rows may do it.
 """
 
-import jax
-
-from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.model.graph import ModelGraph
 
 
@@ -21,17 +18,13 @@ def weights_of_rows(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
     Args:
       graph: The model, of whose rows only shapes and types are looked at.
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(graph.program_outputs)
-    paths = [tuple(getattr(key, "key", None) for key in path[:2]) for path, _ in leaves]
-    # Rows are the first inputs, by name.
-    names = sorted(graph.program_inputs[0])
-    found = {}
-    for site in graph.sites.values():
-        wanted = [path == (site.name, "scale") for path in paths]
-        if site.row_axis is None or not any(wanted):
-            continue
-        _, used = with_used_inputs(graph.program, wanted)
-        made_of = tuple(name for number, name in enumerate(names) if used[number])
-        if made_of:
-            found[site.name] = made_of
-    return found
+    scaled = [
+        name
+        for name, site in graph.sites.items()
+        if site.row_axis is not None and "scale" in graph.program_outputs[name]
+    ]
+    made_of = {
+        name: graph.read_for(lambda *of, name=name: of == (name, "scale"))[0]
+        for name in scaled
+    }
+    return {name: tuple(sorted(of)) for name, of in made_of.items() if of}

@@ -18,7 +18,6 @@ from jaxtyping import Float64, Int64
 from numpyro.distributions import Distribution
 
 from numpyro_vips.jax_tools.bounded_loops import with_bounded_loops
-from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.distributions import unwrapped
@@ -170,17 +169,17 @@ class RowSimulator:
         return {name: value[0] for name, value in drawn.items()}
 
     def rows_at(
-        self, rows: Mapping[str, np.ndarray], latents: Mapping[str, Any], seed: int
+        self, rows: Mapping[str, np.ndarray], latents: Mapping[str, Any]
     ) -> dict[str, jax.Array]:
         """The rows with what is observed drawn anew, each at globals of its own.
+
+        They are the same in every call.
 
         Args:
           rows: By argument, of which the covariates stay as they are.
           latents: By name, a value of each global for each row.
-          seed: Other seeds give other rows.
         """
-        count = len(next(iter(rows.values())))
-        keys = jax.random.split(threefry_key(seed), count)
+        keys = jax.random.split(threefry_key(0), len(next(iter(rows.values()))))
         return self._draw_at(dict(rows), dict(latents), keys)
 
     def _inputs(
@@ -279,11 +278,9 @@ def _covariates(
 ) -> dict[str, Int64[np.ndarray, " _entries"]]:
     """See the attribute of `RowSimulator`; none that the model does not look at."""
     found = {}
-    _, used = with_used_inputs(graph.program)
-    row_inputs, _ = graph.program_inputs
-    looked_at = dict(zip(sorted(row_inputs), used, strict=False))
+    looked_at, _ = graph.read_for()
     for name, like in graph.arguments.row_shapes().items():
-        if not looked_at[name]:
+        if name not in looked_at:
             continue
         observed = np.zeros(int(np.prod(like.shape, dtype=int)), bool)
         for copied in copies.values():

@@ -36,9 +36,9 @@ def abstract_rows(arguments: ModelArguments, count: int) -> dict[str, Any]:
     }
 
 
-def abstract_taken_rows(arguments: ModelArguments, count: int) -> dict[str, Any]:
-    """Rows without values, as the engines get them."""
-    rows = abstract_rows(arguments, count)
+def abstract_taken_row(arguments: ModelArguments) -> dict[str, Any]:
+    """A row without values, as the engines get it: with a leading axis of length 1."""
+    rows = abstract_rows(arguments, 1)
     for name, width in arguments.widths.items():
         *leading, length = rows[name].shape
         shape = (*leading, width)

@@ -356,10 +356,9 @@ class PrivacyBudget:
                 "which processes may share."
             )
         with self._lock, self._file_lock():
-            charges = self._current_charges()
+            charges, fits = self._current()
             self._check(charges, entry)
             if self._file is not None:
-                _, fits = self._file.contents()
                 if in_steps is not None:
                     fits[in_steps] = FitInSteps(charge=len(charges))
                 self._file.write((*charges, entry), fits)
@@ -372,10 +371,8 @@ class PrivacyBudget:
         Args:
           name: What `charge` got as `in_steps`.
         """
-        file = self._counting_file()
         with self._lock:
-            charges = self._current_charges()
-            _, fits = file.contents()
+            charges, fits = self._current()
             return (charges[fits[name].charge], fits[name]) if name in fits else None
 
     def count_step(self, name: str, steps: int, key: str) -> None:
@@ -389,20 +386,17 @@ class PrivacyBudget:
         Raises:
           RuntimeError: The step was counted before, by who goes on with the same fit.
         """
-        file = self._counting_file()
-        with self._lock, file.locked():
-            self._current_charges()
-            _, fits = file.contents()
+        assert self._file is not None, "only a file counts steps"
+        with self._lock, self._file.locked():
+            _, fits = self._current()
             if name not in fits or fits[name].steps != steps - 1:
                 raise RuntimeError(
                     "Another program has gone on with this fit, and its ledger has "
                     "counted this step. It was not released a second time."
                 )
-            file.count(name, dataclasses.replace(fits[name], steps=steps, key=key))
-
-    def _counting_file(self) -> LedgerFile:
-        assert self._file is not None, "only a file counts steps"
-        return self._file
+            self._file.count(
+                name, dataclasses.replace(fits[name], steps=steps, key=key)
+            )
 
     def calibrate_events(
         self,
@@ -541,9 +535,17 @@ class PrivacyBudget:
         return contextlib.nullcontext() if self._file is None else self._file.locked()
 
     def _current_charges(self) -> tuple[Charge, ...]:
-        """Takes note of what other processes have charged to the same file."""
+        charges, _ = self._current()
+        return charges
+
+    def _current(self) -> tuple[tuple[Charge, ...], dict[str, FitInSteps]]:
+        """What has been charged, and fits that may go on, by their names.
+
+        Takes note of what other processes have charged to the same file.
+        """
+        fits: dict[str, FitInSteps] = {}
         if self._file is not None:
-            charges = self._file.read()
+            charges, fits = self._file.contents()
             if charges[: len(self._charges)] != self._charges:
                 raise ValueError(
                     f"Expected the ledger {str(self._file.path)!r} to begin with the "
@@ -551,7 +553,7 @@ class PrivacyBudget:
                     "an older one, and nothing was charged: restore the newest copy."
                 )
             self._charges = charges
-        return self._charges
+        return self._charges, fits
 
     def _spending(self, charges: tuple[Charge, ...]) -> Spending:
         if not charges:

@@ -45,11 +45,6 @@ class LedgerFile:
     composition: str
     accountant: str
 
-    def read(self) -> tuple[Charge, ...]:
-        """What has been charged, oldest first; see `contents`."""
-        charges, _ = self.contents()
-        return charges
-
     def contents(self) -> tuple[tuple[Charge, ...], dict[str, FitInSteps]]:
         """What has been charged, oldest first, and fits that may go on, by their names.
 
@@ -157,17 +152,16 @@ class LedgerFile:
           name: The fit's, of those in the file.
           fit: It, with one step more.
         """
-        _, lines, _ = _parts(self._text())
+        _, lines, cut = _parts(self._text())
         if len(lines) >= _MOST_LINES:
             self.write(*self.contents())
-        text = self._text()
-        _, _, cut = _parts(text)
+            cut = ""
         step = {"fit": name, **dataclasses.asdict(fit)}
         line = json.dumps({"sha256": _checksum(step), "step": step})
         with self.path.open("r+b") as file:
             # What a process that was killed has left behind goes.
-            file.truncate(len(text.encode()) - len(cut.encode()))
-            file.seek(0, os.SEEK_END)
+            file.seek(-len(cut.encode()), os.SEEK_END)
+            file.truncate()
             file.write(f"{line}\n".encode())
             file.flush()
             os.fsync(file.fileno())

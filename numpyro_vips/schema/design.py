@@ -110,51 +110,11 @@ def design_of(formula: str, schema: Mapping[str, Column]) -> Design:
         than columns, centred or scaled by constants of the schema, and products of
         them.
     """
-    try:
-        formulae: Any = importlib.import_module("formulae")
-    except ModuleNotFoundError:
-        raise ImportError(
-            "Formulas are read by formulae: pip install 'numpyro-vips[formulas]'."
-        ) from None
-    try:
-        found = formulae.model_description(formula)
-    except (formulae.parser.ParseError, formulae.scanner.ScanError) as error:
-        raise ValueError(f"Expected {formula!r} to be a formula: {error}") from None
-    if found.group_terms:
-        raise ValueError(
-            f"Effects of groups, {found.group_terms[0].name!r}, are written in the "
-            "model: a plate of groups, and the column's code by schema.response."
-        )
+    found = _parsed(formula)
     columns: dict[str, Column] = {}
 
     def named(component: Any, *, is_term: bool = False) -> str:
-        function = _function_of(component) if is_term else None
-        shown = component.name
-        if function is not None:
-            component = component.call.args[0]
-        elif type(component).__name__ != "Variable":
-            raise ValueError(f"{formula!r} has {shown!r}. {_REMEDY}")
-        name = component.name
-        if not isinstance(name, str):
-            raise ValueError(f"{formula!r} has {shown!r}. {_REMEDY}")
-        if getattr(component, "reference", None) is not None:
-            raise ValueError(
-                f"{formula!r} selects a value of {name!r}. Give the schema's column as "
-                "Binary(no, yes)."
-            )
-        if name == INTERCEPT or name not in schema:
-            raise ValueError(
-                f"{formula!r} names {name!r}, which is no column of the schema. "
-                f"{did_you_mean(name, schema)}".rstrip()
-            )
-        column = schema[name]
-        if function is not None:
-            column = _standardised(column, divides=_STANDARDISED[function])
-            if column is None:
-                raise ValueError(
-                    f"{formula!r} has {shown!r}, and the schema does not have the mean "
-                    f"and standard deviation of {name!r}. {_REMEDY}"
-                )
+        name, column = _column_of(formula, schema, component, is_term=is_term)
         if columns.setdefault(name, column) != column:
             raise ValueError(f"{formula!r} has {name!r} in two forms. Take one.")
         return name
@@ -178,3 +138,63 @@ def design_of(formula: str, schema: Mapping[str, Column]) -> Design:
     if not any(names != (INTERCEPT,) for names in products):
         raise ValueError(f"Expected {formula!r} to have a column of the table.")
     return Design(formula, tuple(columns.items()), tuple(products), response)
+
+
+def _parsed(formula: str) -> Any:
+    """The formula as formulae reads it, without effects of groups."""
+    try:
+        formulae: Any = importlib.import_module("formulae")
+    except ModuleNotFoundError:
+        raise ImportError(
+            "Formulas are read by formulae: pip install 'numpyro-vips[formulas]'."
+        ) from None
+    try:
+        found = formulae.model_description(formula)
+    except (formulae.parser.ParseError, formulae.scanner.ScanError) as error:
+        raise ValueError(f"Expected {formula!r} to be a formula: {error}") from None
+    if found.group_terms:
+        raise ValueError(
+            f"Effects of groups, {found.group_terms[0].name!r}, are written in the "
+            "model: a plate of groups, and the column's code by schema.response."
+        )
+    return found
+
+
+def _column_of(
+    formula: str, schema: Mapping[str, Column], component: Any, *, is_term: bool
+) -> tuple[str, Column]:
+    """The name of a column that a formula has, and the column as it has it.
+
+    Args:
+      formula, schema: See `design_of`.
+      component: A part of a term, or of the response.
+      is_term: Whether it is part of a term, and so may be standardised.
+    """
+    function = _function_of(component) if is_term else None
+    shown = component.name
+    if function is not None:
+        component = component.call.args[0]
+    elif type(component).__name__ != "Variable":
+        raise ValueError(f"{formula!r} has {shown!r}. {_REMEDY}")
+    name = component.name
+    if not isinstance(name, str):
+        raise ValueError(f"{formula!r} has {shown!r}. {_REMEDY}")
+    if getattr(component, "reference", None) is not None:
+        raise ValueError(
+            f"{formula!r} selects a value of {name!r}. Give the schema's column as "
+            "Binary(no, yes)."
+        )
+    if name == INTERCEPT or name not in schema:
+        raise ValueError(
+            f"{formula!r} names {name!r}, which is no column of the schema. "
+            f"{did_you_mean(name, schema)}".rstrip()
+        )
+    if function is None:
+        return name, schema[name]
+    column = _standardised(schema[name], divides=_STANDARDISED[function])
+    if column is None:
+        raise ValueError(
+            f"{formula!r} has {shown!r}, and the schema does not have the mean "
+            f"and standard deviation of {name!r}. {_REMEDY}"
+        )
+    return name, column

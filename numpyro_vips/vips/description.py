@@ -24,6 +24,30 @@ _LEFT = 0.25
 
 def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator[str]:
     """What the caller should know, given the diagnostics: a sentence each."""
+    yield from _on_convergence(found)
+    if found["as_good"]:
+        sites = ", ".join(repr(site) for site in found["as_good"])
+        yield (
+            f"Another start led to another posterior of {sites} that is about as "
+            "good, as where components may trade their labels. So do not read means of "
+            "single components: look at what does not depend on their order, such as "
+            "predictions, or give the components different priors."
+        )
+    yield from _on_missing_information(program, found)
+    if found["below_noise"]:
+        sites = ", ".join(repr(site) for site in found["below_noise"])
+        yield (
+            f"What the rows say of {sites} is below the noise, and its posterior "
+            "is about as wide as the noise makes it. What helps: more rows, a larger "
+            "epsilon or a smaller clipping_norm."
+        )
+    yield from _on_bounds(program)
+    if found["converged"] is None or found["moving"]:
+        yield from _on_flat_priors(program)
+
+
+def _on_convergence(found: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the globals, or the sums that they are solved for, still moved."""
     if found["moving"]:
         sites = ", ".join(repr(site) for site in found["moving"])
         yield (
@@ -43,14 +67,12 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
             f"the globals moved by {found['change']:.1g} of their size{further}. "
             "Pass a larger num_steps=."
         )
-    if found["as_good"]:
-        sites = ", ".join(repr(site) for site in found["as_good"])
-        yield (
-            f"Another start led to another posterior of {sites} that is about as "
-            "good, as where components may trade their labels. So do not read means of "
-            "single components: look at what does not depend on their order, such as "
-            "predictions, or give the components different priors."
-        )
+
+
+def _on_missing_information(
+    program: ConjugateProgram, found: Mapping[str, Any]
+) -> Iterator[str]:
+    """What follows where rows say little of their own latents."""
     left = found["errors_left"]
     if left is not None and left > _LEFT:
         yield (
@@ -61,34 +83,25 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
             "more steps (num_steps=)."
         )
     is_noisy = found["converged"] is None or bool(found["moving"])
-    if is_noisy and found["missing_information"] is not None and left is None:
-        text = (
-            "Rows say little of their own latents, and the error that the first steps "
-            "have left could not be corrected. Intervals may be too narrow. "
+    if left is not None or not is_noisy or found["missing_information"] is None:
+        return
+    text = (
+        "Rows say little of their own latents, and the error that the first steps "
+        "have left could not be corrected. Intervals may be too narrow. "
+    )
+    if not _has_components(program):
+        yield text + (
+            "What helps: more rows, a larger epsilon or tighter priors of what the "
+            "rows' latents depend on."
         )
-        if _has_components(program):
-            text += (
-                "Look at what does not depend on the order of components. What helps: "
-                "more rows, fewer components or priors that tell them apart."
-            )
-            if can_be_summed_out(program):
-                text += " So does engine='dpvi', which sums over rows' latents."
-        else:
-            text += (
-                "What helps: more rows, a larger epsilon or tighter priors of what the "
-                "rows' latents depend on."
-            )
-        yield text
-    if found["below_noise"]:
-        sites = ", ".join(repr(site) for site in found["below_noise"])
-        yield (
-            f"What the rows say of {sites} is below the noise, and its posterior "
-            "is about as wide as the noise makes it. What helps: more rows, a larger "
-            "epsilon or a smaller clipping_norm."
-        )
-    yield from _on_bounds(program)
-    if found["converged"] is None or found["moving"]:
-        yield from _on_flat_priors(program)
+        return
+    text += (
+        "Look at what does not depend on the order of components. What helps: "
+        "more rows, fewer components or priors that tell them apart."
+    )
+    if can_be_summed_out(program):
+        text += " So does engine='dpvi', which sums over rows' latents."
+    yield text
 
 
 def _has_components(program: ConjugateProgram) -> bool:

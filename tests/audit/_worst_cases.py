@@ -18,6 +18,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from _fits import vi_of
 from scipy import special
 
 import numpyro_vips as nv
@@ -73,11 +74,10 @@ class WorstCase:
     watched: bool = False
 
     def vi(self) -> nv.PrivateVI:
-        return nv.PrivateVI(
+        return vi_of(
             nv.private(self.model, unit="patients"),
-            budget=nv.PrivacyBudget(math.inf),
+            budget=math.inf,
             delta=DELTA,
-            progress_bar=False,
             insecure_seed=0,
             **self.options,
         )

@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _dpvi_engines import engine_for
+from _fits import fit_to
 from numpyro.handlers import reparam
 from numpyro.infer.reparam import LocScaleReparam
 
@@ -158,14 +159,7 @@ def test_the_prior_is_that_of_the_model_in_the_new_numbers(fn: Any) -> None:
 
 
 def fitted(fn: Any) -> nv.PrivateVIResult:
-    return nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine="dpvi",
-        num_steps=20,
-        progress_bar=False,
-        insecure_seed=0,
-    ).run(jax.random.key(0), *rows())
+    return fit_to(fn, *rows(), engine="dpvi", num_steps=20, insecure_seed=0)
 
 
 @pytest.mark.thorough

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.compared_globals import compared_globals
@@ -66,7 +67,7 @@ def test_a_change_point_is_a_warning() -> None:
     model = nv.private(change, unit="years")
     # A norm and few steps, so that nothing is compiled but these.
     few: Any = {"num_steps": 5, "clipping_norm": 1.0, "progress_bar": False}
-    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5), **few)
+    vi = vi_of(model, **few)
     assert "has none in 'switch'" in str(vi.explain(t, y))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -74,8 +75,6 @@ def test_a_change_point_is_a_warning() -> None:
     assert any("has none in 'switch'" in str(w.message) for w in caught)
     assert any("'switch'" in text for text in result.diagnostics["warnings"])
     few.pop("clipping_norm")
-    plain = nv.PrivateVI(model, budget=nv.PrivacyBudget(math.inf), **few)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = plain.run(jax.random.key(0), t, y)
+    with warnings.catch_warnings(action="ignore"):
+        result = fit_to(model, t, y, budget=math.inf, **few)
     assert any("'switch'" in text for text in result.diagnostics["warnings"])

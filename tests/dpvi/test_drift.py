@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.drift import Drift, diagnostics_of
@@ -135,16 +136,8 @@ def test_noise_does_not_hide_that_iterates_are_on_their_way(num_steps, num_rows)
             numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
     for seed in range(3):
-        vi = nv.PrivateVI(
-            logistic,
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            engine="dpvi",
-            num_steps=num_steps,
-            progress_bar=False,
-            insecure_seed=seed,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        vi = vi_of(logistic, engine="dpvi", num_steps=num_steps, insecure_seed=seed)
+        with warnings.catch_warnings(action="ignore"):
             result = vi.run(jax.random.key(0), X, y)
         draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))["w"]
         error = np.max(abs(np.mean(draws, axis=0) - w) / np.std(draws, axis=0))

@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _dpvi_engines import engine_for
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
@@ -237,12 +238,7 @@ def test_where_gradients_stay_as_they_are_nothing_is_counted(options: Any) -> No
 
 
 def first_labels(model: Any, rows: Any, *columns: Any) -> list[str]:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine="dpvi",
-        progress_bar=False,
-    )
+    vi = vi_of(model, engine="dpvi")
     return [step.label for step in vi._prepare_fit(rows, {})[0].steps][:2]
 
 
@@ -274,12 +270,7 @@ def test_raw_columns_are_told_apart() -> None:
     logits = truth["a"] + truth["b"] * age + truth["c"] * income
     y = rng.random(2000) < np.exp(-np.exp(logits))
 
-    vi = nv.PrivateVI(
-        nv.private(apart, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-    )
-    result = vi.run(jax.random.key(0), age, income, y.astype(np.int32))
+    result = fit_to(apart, age, income, y.astype(np.int32))
     assert result.engine == "dpvi"
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(2000,))
     # About three times as wide as without noise, at most.

@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 
@@ -55,12 +56,7 @@ ROWS = np.ones((8, 6), np.float32), np.ones(8, np.float32)
 
 
 def engine_of(model: Any, settings: nv.DPVI) -> Any:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine=settings,
-        clipping_norm=1.0,
-    )
+    vi = vi_of(model, engine=settings, clipping_norm=1.0)
     prepared, _ = vi._prepare_fit(ROWS, {})
     return prepared.engine
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.gradient_step import _pull_of_prior
@@ -26,12 +27,7 @@ def model(x: Any, y: Any = None) -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine=nv.DPVI(),
-        clipping_norm=1.0,
-    )
+    vi = vi_of(model, engine=nv.DPVI(), clipping_norm=1.0)
     rows = np.ones(8, np.float32), np.ones(8, np.float32)
     return vi._prepare_fit(rows, {})[0].engine
 

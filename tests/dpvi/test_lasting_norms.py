@@ -7,8 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-
-import numpyro_vips as nv
+from _fits import vi_of
 
 OBSERVATIONS: dict[str, Any] = {
     "logits": lambda w: dist.Bernoulli(logits=w),
@@ -29,12 +28,7 @@ def test_gradients_of_labels_last(kind: str):
 
     x = np.ones(50, np.float32)
     y = np.zeros(50, np.float32 if kind == "numbers" else np.int32)
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        engine="dpvi",
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-    )
-    prepared, _ = vi._prepare_fit((x, y), {})
+    prepared, _ = vi_of(model, engine="dpvi")._prepare_fit((x, y), {})
     are_labels = kind in ("logits", "probit", "classes")
     assert prepared.engine.lasting == (
         prepared.engine.balanced if are_labels else frozenset()

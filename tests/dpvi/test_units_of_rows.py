@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 from _models import graph_of
 
 import numpyro_vips as nv
@@ -144,13 +145,15 @@ def test_effects_of_groups_on_natural_scales_are_found() -> None:
     group, x = rng.integers(0, 30, 5000), rng.normal(size=5000)
     y = 75.0 + (8.0 * rng.normal(size=30))[group] + 3.0 * x
     y += 10.0 * rng.normal(size=5000)
-    result = nv.PrivateVI(
-        nv.private(scores, unit="rows"),
+    result = fit_to(
+        scores,
+        group,
+        x.astype(np.float32),
+        y.astype(np.float32),
         budget=nv.PrivacyBudget(1.0, 1e-6),
         engine="dpvi",
-        progress_bar=False,
         insecure_seed=0,
-    ).run(jax.random.key(0), group, x.astype(np.float32), y.astype(np.float32))
+    )
     moments = result.posterior.moments()
     for name, truth, error in (
         ("mean", 75.0, 3.0),

@@ -19,6 +19,7 @@ import _interrupted_fit
 import jax
 import numpy as np
 import pytest
+from _fits import vi_of
 from _models import logistic
 
 import numpyro_vips as nv
@@ -47,15 +48,8 @@ def ledger(folder: Path) -> nv.PrivacyBudget:
 
 def run(folder: Path, *, key: Any = KEY, name: str = "fit", **options: Any) -> Any:
     settings: dict[str, Any] = {"num_steps": 5, "budget": ledger(folder), **options}
-    vi = nv.PrivateVI(
-        nv.private(logistic, unit="rows"),
-        checkpoint=folder / name,
-        progress_bar=False,
-        **settings,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return vi.run(key, *data())
+    with warnings.catch_warnings(action="ignore"):
+        return vi_of(logistic, checkpoint=folder / name, **settings).run(key, *data())
 
 
 def stopping_after(number: int, then: Callable[[], Any] | None = None) -> Any:

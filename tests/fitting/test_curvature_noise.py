@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.errors import UnsafeModelError
@@ -61,8 +62,7 @@ def several(X: Any, y: Any = None) -> None:
 
 
 def fit_of(fn: Any = logistic, *, epsilon: float = SMALL, **options: Any) -> Any:
-    budget = nv.PrivacyBudget(epsilon, 1e-5)
-    return nv.PrivateVI(nv.private(fn, unit="rows"), budget=budget, **options)
+    return vi_of(fn, budget=epsilon, **options)
 
 
 def table(columns: int = COLUMNS, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
@@ -191,12 +191,7 @@ def test_fixed_noise_says_what_the_budget_says_that_affords_it() -> None:
 def test_a_share_of_the_budget_decides_by_itself() -> None:
     plan = plan_of(epsilon=LARGE)
     assert plan.engine == "vips"
-    vi = nv.PrivateVI(
-        nv.private(logistic, unit="rows"),
-        budget=nv.PrivacyBudget(LARGE, 1e-5),
-        epsilon=SMALL,
-        delta=5e-6,
-    )
+    vi = vi_of(logistic, budget=LARGE, epsilon=SMALL, delta=5e-6)
     assert vi.explain(*table()).engine == "dpvi"
 
 

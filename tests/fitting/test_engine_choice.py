@@ -21,7 +21,7 @@ OPTIONS = ScheduleOptions(sampling=FullBatch(), num_steps=3)
 
 def prepared(fn: Callable[..., None], *rows: np.ndarray) -> Any:
     model = nv.private(fn, unit="rows")
-    return prepare_fit(model, bind_arguments(model, rows, {}), "auto", OPTIONS)
+    return prepare_fit(model, bind_arguments(model, rows, {}), "auto", OPTIONS, None)
 
 
 def default_norm(fn: Callable[..., None], *rows: np.ndarray) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 
@@ -89,13 +90,7 @@ def means(
     marked = nv.private(model, unit="rows")
     found: dict[str, list[np.ndarray]] = {site: [] for site in case.powers}
     for seed in seeds:
-        vi = nv.PrivateVI(
-            marked,
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            engine=engine,
-            progress_bar=False,
-            insecure_seed=seed,
-        )
+        vi = vi_of(marked, engine=engine, insecure_seed=seed)
         with warnings.catch_warnings():
             # DPVI's iterates may be said to go to and fro, in some units sooner.
             kind = "insecure_seed" if engine == "vips" else ""

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.accounting import gaussian_dp_mu
@@ -50,7 +51,7 @@ def with_long_names(X, y=None):
 def plan_of(fn: Any, *, value: float = 0.5, budget: Any = None, **options: Any) -> Any:
     if budget is None:
         budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(nv.private(fn, unit="rows"), budget=budget, **options)
+    vi = vi_of(fn, budget=budget, **options)
     X, y = np.full((COUNT, 3), value, np.float32), np.full(COUNT, value, np.float32)
     plan = vi.explain(X, y)
     assert budget.spent() == (0.0, 0.0)
@@ -96,12 +97,7 @@ def test_shares_are_those_of_the_noise_that_is_priced(fn, options):
     Each line's share of it is found again in the priced steps, from norms and noise
     alone, up to what rounding adds to sensitivities.
     """
-    vi = nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-        **options,
-    )
+    vi = vi_of(fn, **options)
     rows = np.full((COUNT, 3), 0.5, np.float32), np.full(COUNT, 1.0, np.float32)
     prepared, plan = vi._prepare_fit(rows, {})
     steps = vi._price(prepared.steps).steps
@@ -138,7 +134,7 @@ def test_shares_are_those_of_the_noise_that_is_priced(fn, options):
 @pytest.mark.parametrize("fn", [logistic, network, with_long_names])
 def test_the_plan_spends_the_whole_budget_and_no_more(fn):
     """Before shares are divided by anything: what is planned for is one budget."""
-    vi = nv.PrivateVI(nv.private(fn, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5))
+    vi = vi_of(fn)
     rows = np.full((COUNT, 3), 0.5, np.float32), np.full(COUNT, 1.0, np.float32)
     prepared, plan = vi._prepare_fit(rows, {})
     assert sum(step.share for step in prepared.steps) == pytest.approx(1.0)
@@ -273,11 +269,7 @@ def test_large_covariances_are_pointed_out():
         with numpyro.plate("rows", X.shape[0]):
             numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
 
-    vi = nv.PrivateVI(
-        nv.private(wide, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        clipping_norm=1.0,
-    )
+    vi = vi_of(wide, clipping_norm=1.0)
     plan = vi.explain(np.zeros((5, 400), np.float32), np.zeros(5, np.float32))
     assert any("80,000 noisy numbers" in note for note in plan.notes)
 
@@ -300,12 +292,7 @@ def test_what_is_said_of_latents_of_single_rows(likelihood, is_logistic):
 
     said = {}
     for engine in ("vips", "dpvi"):
-        vi = nv.PrivateVI(
-            nv.private(model, unit="rows"),
-            budget=nv.PrivacyBudget(math.inf),
-            engine=engine,
-        )
-        said[engine] = vi.explain(np.zeros(9))
+        said[engine] = vi_of(model, budget=math.inf, engine=engine).explain(np.zeros(9))
     (found, of_dpvi) = (
         next(site for site in said[engine].sites if site["site"] == "own")["posterior"]
         for engine in ("vips", "dpvi")
@@ -324,12 +311,7 @@ def counts(y):
 
 
 def notes_on_few_rows(num_rows, epsilon=1.0, **options):
-    vi = nv.PrivateVI(
-        nv.private(counts, unit="rows"),
-        budget=nv.PrivacyBudget(epsilon, 1e-5),
-        progress_bar=False,
-        **options,
-    )
+    vi = vi_of(counts, budget=epsilon, **options)
     found = vi.explain(np.ones(num_rows, int)).notes
     return vi, [note for note in found if "are too few for this budget" in note]
 

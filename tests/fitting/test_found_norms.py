@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from _planned_steps import MATRIX, MEAN, NORMS, SETTINGS, planned
 
 import numpyro_vips as nv
@@ -159,7 +160,7 @@ def redrawing_fit(num_rows: int) -> tuple[Any, Any, Any]:
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Weibull(scale, shape), obs=y)
 
-    vi = nv.PrivateVI(durations, budget=nv.PrivacyBudget(1.0, 1e-5), engine="dpvi")
+    vi = vi_of(durations, engine="dpvi")
     prepared = vi._prepare_fit((np.ones(num_rows, np.float32),), {})[0]
     part, _, information = prepared.parts
     steps = tuple(step.scaled(4.0) for step in prepared.steps)
@@ -242,12 +243,11 @@ def test_a_histogram_after_the_last_release_of_its_part_is_no_error() -> None:
 
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(200, 3)), rng.normal(size=200)
-    vi = nv.PrivateVI(
-        nv.private(heavy_tails, unit="rows"),
+    vi = vi_of(
+        heavy_tails,
         budget=nv.PrivacyBudget(5.0, 1e-6),
         engine="vips",
         sampling=nv.FullBatch(relation="replace_one"),
         num_steps=2,
-        progress_bar=False,
     )
     assert vi.run(jax.random.key(0), *rows).engine == "vips"

@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_choice import advantage_of
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.engine_choice import PreparedFit
@@ -76,22 +77,13 @@ def logistic(g: Any, h: Any, X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=mean + a[g]), obs=y)
 
 
-def fit_of(fn: Any, *, epsilon: float = 1.0, **more: Any) -> nv.PrivateVI:
-    return nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=nv.PrivacyBudget(epsilon, 1e-5),
-        progress_bar=False,
-        **more,
-    )
-
-
 def arguments(rows: int) -> tuple[np.ndarray, ...]:
     codes = np.zeros(rows, np.int32)
     return codes, codes, np.zeros((rows, 2)), np.zeros(rows)
 
 
 def plan_of(fn: Any, *, rows: int = ROWS, **more: Any) -> Any:
-    return fit_of(fn, **more).explain(*arguments(rows))
+    return vi_of(fn, **more).explain(*arguments(rows))
 
 
 @pytest.mark.quick_with("crossed")
@@ -106,7 +98,7 @@ def test_dpvi_is_taken_and_explain_says_why(fn: Any) -> None:
 
 def test_the_budget_decides_anew_in_every_fit() -> None:
     """Prepared fits are kept: the one for much noise is not that for little."""
-    engines = [plan_of(crossed, epsilon=e).engine for e in (1.0, 100.0, 1.0, 100.0)]
+    engines = [plan_of(crossed, budget=e).engine for e in (1.0, 100.0, 1.0, 100.0)]
     assert engines == ["dpvi", "vips"] * 2
 
 
@@ -118,7 +110,7 @@ def test_vips_runs_other_models(fn: Any) -> None:
 
 @pytest.fixture(scope="module")
 def by_vips() -> PreparedFit:
-    return fit_of(crossed, engine="vips")._prepare_fit(arguments(ROWS), {})[0]
+    return vi_of(crossed, engine="vips")._prepare_fit(arguments(ROWS), {})[0]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +119,7 @@ def by_vips() -> PreparedFit:
         {"num_steps": 5},
         {"clipping_norm": 3.0},
         {"sampling": nv.Poisson(0.5)},
-        {"epsilon": math.inf},
+        {"budget": math.inf},
         {"rows": 100},
         {"rows": 100_000},
     ],
@@ -137,9 +129,9 @@ def test_vips_has_no_disadvantage(by_vips: PreparedFit, more: Any) -> None:
     """Where the caller chose its steps; without noise; and for few rows, or so many
     that noise hides no group."""
     rows = more.get("rows", ROWS)
-    vi = fit_of(crossed, **{name: more[name] for name in more if name != "rows"})
+    vi = vi_of(crossed, **{name: more[name] for name in more if name != "rows"})
     assert advantage_of(by_vips, vi, rows) is None
-    assert advantage_of(by_vips, fit_of(crossed), ROWS) == "group effects"
+    assert advantage_of(by_vips, vi_of(crossed), ROWS) == "group effects"
 
 
 @pytest.mark.parametrize("more", [{"engine": "vips"}, {"rows": 100_000}], ids=str)

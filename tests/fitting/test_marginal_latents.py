@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_choice import advantage_of
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.engine_choice import PreparedFit
@@ -137,12 +138,7 @@ def chain(y: Any) -> None:
 
 
 def fit_of(fn: Any = classes, *, epsilon: float = 1.0, **options: Any) -> nv.PrivateVI:
-    return nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=nv.PrivacyBudget(epsilon, 1e-5),
-        progress_bar=False,
-        **options,
-    )
+    return vi_of(fn, budget=epsilon, **options)
 
 
 def plan_of(fn: Any = classes, *, rows: int = ROWS, **options: Any) -> nv.Plan:

@@ -9,8 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-
-import numpyro_vips as nv
+from _fits import vi_of
 
 NUM_ROWS = 4000
 SIGNED = ("int16", "int32", "int64")
@@ -20,13 +19,7 @@ WIDE_FLOATS = ("float32", "float64")
 
 def fitted(model: Any, *rows: np.ndarray, engine: str = "auto") -> dict[str, Any]:
     """Posterior means of a private fit with no setting."""
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine=engine,
-        progress_bar=False,
-        insecure_seed=0,
-    )
+    vi = vi_of(model, engine=engine, insecure_seed=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
         result = vi.run(jax.random.key(0), *rows)

@@ -21,8 +21,7 @@ def fit(rows: int, **options: Any) -> None:
         max_batch_size=64,
         **options,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         vi.run(jax.random.key(0), np.zeros(rows, np.float32))
 
 

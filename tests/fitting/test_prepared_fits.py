@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from _fits import vi_of
 from jax.core import Tracer
 
 import numpyro_vips as nv
@@ -57,7 +58,7 @@ def planned(model: Any = regression, *args: Any, **options: Any) -> None:
 
 def _private_vi(model: Any, **options: Any) -> nv.PrivateVI:
     settings: dict[str, Any] = {"num_steps": 1, "progress_bar": False, **options}
-    return nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5), **settings)
+    return vi_of(model, **settings)
 
 
 # Formulas of priors are traced for the check of the posterior, to run in NumPy.
@@ -108,15 +109,7 @@ def test_a_second_fit_compiles_nothing(
 def test_a_second_run_of_the_same_object_compiles_nothing(
     prepared: list[Any], compilations: list[str]
 ) -> None:
-    budget = nv.PrivacyBudget(2.0, 1e-5)
-    vi = nv.PrivateVI(
-        regression,
-        budget=budget,
-        epsilon=1.0,
-        delta=5e-6,
-        num_steps=1,
-        progress_bar=False,
-    )
+    vi = vi_of(regression, budget=2.0, epsilon=1.0, delta=5e-6, num_steps=1)
     vi.run(jax.random.key(0), *data(seed=0))
     assert COMPILED in compilations
     compilations.clear()
@@ -127,8 +120,7 @@ def test_a_second_run_of_the_same_object_compiles_nothing(
 
 @pytest.mark.thorough
 def test_explain_prepares_what_run_uses(prepared: list[Any]) -> None:
-    budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(regression, budget=budget, num_steps=1, progress_bar=False)
+    vi = vi_of(regression, num_steps=1)
     plan = str(vi.explain(*data()))
     assert vi.run(jax.random.key(0), *data()).plan == plan
     assert len(prepared) == 1
@@ -211,6 +203,20 @@ def test_different_settings_are_different_fits(name: str, prepared: list[Any]) -
 def test_equal_settings_are_one_fit(name: str, prepared: list[Any]) -> None:
     for _ in range(2):
         planned(**EQUAL[name]())
+    assert len(prepared) == 1
+
+
+@pytest.mark.thorough
+def test_no_budget_is_part_of_a_fit_whose_noise_is_given(prepared: list[Any]) -> None:
+    @nv.private(unit="rows")
+    def labels(X: Any, y: Any) -> None:
+        w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    X, y = np.zeros((1000, 3)), np.zeros(1000, int)
+    for epsilon in (0.01, 1.0):
+        planned(labels, X, y, noise_multiplier=1.0, epsilon=epsilon, delta=1e-6)
     assert len(prepared) == 1
 
 

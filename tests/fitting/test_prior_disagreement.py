@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
@@ -169,13 +170,7 @@ def ages_of(mean: float, stddev: float) -> Any:
 
 
 def fit(model: Any, y: np.ndarray, **options: Any) -> nv.PrivateVIResult:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(options.pop("budget", 1.0), 1e-5),
-        progress_bar=False,
-        insecure_seed=0,
-        **options,
-    )
+    vi = vi_of(model, budget=options.pop("budget", 1.0), insecure_seed=0, **options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
         return vi.run(jax.random.key(0), y)

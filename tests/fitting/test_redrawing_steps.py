@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds.bounds import NormPart
@@ -85,9 +86,8 @@ def durations(y: Any) -> None:
 
 
 def plan(epsilon: float, **options: Any) -> nv.Plan:
-    budget = nv.PrivacyBudget(epsilon, 1e-5)
     model = nv.private(durations, unit="rows")
-    return nv.PrivateVI(model, budget=budget, **options).explain(jnp.ones(2000))
+    return vi_of(model, budget=epsilon, **options).explain(jnp.ones(2000))
 
 
 def test_explain_says_so_for_the_budget_that_is_asked_about() -> None:
@@ -107,13 +107,7 @@ def test_estimates_are_not_biased_where_most_rows_are_clipped() -> None:
     """At a norm of a tenth of the usual, where all rows are clipped."""
     rng = np.random.default_rng(0)
     y = (2.0 * rng.weibull(1.5, 20_000)).astype(np.float32)
-    result = nv.PrivateVI(
-        nv.private(durations, unit="rows"),
-        budget=nv.PrivacyBudget(1e3, 1e-5),
-        clipping_norm=0.1,
-        diagnostics=False,
-        progress_bar=False,
-    ).run(jax.random.key(0), y)
+    result = fit_to(durations, y, budget=1e3, clipping_norm=0.1, diagnostics=False)
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(2000,))
     assert np.mean(draws["scale"]) == pytest.approx(2.0, abs=0.05)
     assert np.mean(draws["shape"]) == pytest.approx(1.5, abs=0.05)

@@ -1,5 +1,6 @@
 """What is said of rows that were clipped or not seen, and that doing so helps."""
 
+import math
 import re
 import warnings
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS
@@ -42,13 +44,7 @@ LINE = (X @ [1.0, -1.0] + 0.5 * RNG.standard_t(3, 5000)).astype(np.float32)
 
 def fit(model: Any, *rows: np.ndarray, epsilon: float = 1.0, **options: Any) -> Any:
     """The result, and what was warned of, but for the seed."""
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(epsilon, 1e-5),
-        progress_bar=False,
-        insecure_seed=0,
-        **options,
-    )
+    vi = vi_of(model, budget=epsilon, insecure_seed=0, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = vi.run(jax.random.key(0), *rows)
@@ -203,12 +199,7 @@ def test_without_noise_a_single_odd_row_is_told(engine: str, num_odd: int) -> No
 
     y = RNG.normal(size=200).astype(np.float32)
     y[:num_odd] = np.nan
-    result = nv.PrivateVI(
-        nv.private(mean, unit="rows"),
-        budget=nv.PrivacyBudget(np.inf),
-        engine=engine,
-        progress_bar=False,
-    ).run(jax.random.key(0), y)
+    result = fit_to(mean, y, budget=math.inf, engine=engine)
     texts = [t for t in result.diagnostics["warnings"] if "counted as zero" in t]
     assert len(texts) == num_odd
     if num_odd:

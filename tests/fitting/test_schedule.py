@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 from _planned_steps import MATRIX, MEAN, NORMS, SETTINGS, Releases, planned
 
 import numpyro_vips as nv
@@ -133,10 +134,8 @@ def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeyp
         return chunks
 
     monkeypatch.setattr(reducer, "split_batch", watched_split)
-    vi = nv.PrivateVI(
-        nv.private(logistic, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
+    vi = vi_of(
+        logistic,
         insecure_seed=3,
         sampling=nv.Poisson(0.1),
         num_steps=8,
@@ -301,16 +300,8 @@ def test_the_priced_events_are_those_that_run(options, watched):
     X /= np.linalg.norm(X, axis=1, keepdims=True)
     y = (X[:, 0] > 0).astype(np.float32)
     budget = nv.PrivacyBudget(1.0, 1e-5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        vi = nv.PrivateVI(
-            nv.private(logistic, unit="rows"),
-            budget=budget,
-            progress_bar=False,
-            insecure_seed=3,
-            **options,
-        )
-        result = vi.run(jax.random.key(0), X, y)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        result = fit_to(logistic, X, y, budget=budget, insecure_seed=3, **options)
     (charge,) = budget.charges
     priced = [
         dataclasses.replace(event, num_steps=1)
@@ -353,14 +344,7 @@ def test_calibrated_noise_is_the_least_that_the_share_affords():
     X = np.eye(4, dtype=np.float32)[np.arange(100) % 4]
     y = np.zeros(100, np.float32)
     budget = nv.PrivacyBudget(2.0, 1e-4)
-    vi = nv.PrivateVI(
-        nv.private(logistic, unit="rows"),
-        budget=budget,
-        progress_bar=False,
-        epsilon=0.5,
-        delta=1e-5,
-        num_steps=3,
-    )
+    vi = vi_of(logistic, budget=budget, epsilon=0.5, delta=1e-5, num_steps=3)
     events = vi.run(jax.random.key(0), X, y).privacy.events
     less = [
         dataclasses.replace(event, noise_stddev=event.noise_stddev * 0.999)
@@ -374,13 +358,6 @@ def test_fixed_noise_stays_within_the_fits_share(composition):
     """Also where the ledger as a whole has room."""
     X, y = np.eye(4, dtype=np.float32), np.zeros(4, np.float32)
     budget = nv.PrivacyBudget(50.0, 1e-5, composition=composition)
-    vi = nv.PrivateVI(
-        nv.private(logistic, unit="rows"),
-        budget=budget,
-        progress_bar=False,
-        epsilon=0.1,
-        noise_multiplier=1.0,
-    )
     with pytest.raises(nv.BudgetExceededError, match=r"may spend 0\.1"):
-        vi.run(jax.random.key(0), X, y)
+        fit_to(logistic, X, y, budget=budget, epsilon=0.1, noise_multiplier=1.0)
     assert budget.charges == ()

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from _models import means
 
 import numpyro_vips as nv
@@ -121,9 +122,7 @@ def test_noise_grows_with_it_and_the_price_does_not(relation):
 def vi(budget: nv.PrivacyBudget, **options: Any) -> nv.PrivateVI:
     settings: dict[str, Any] = {"num_steps": 1, "clipping_norm": 2.0, **options}
     model = nv.private(means, unit="rows")
-    return nv.PrivateVI(
-        model, budget=budget, diagnostics=False, progress_bar=False, **settings
-    )
+    return vi_of(model, budget=budget, diagnostics=False, **settings)
 
 
 @pytest.mark.quick_with("dpvi")
@@ -157,13 +156,12 @@ def test_a_fit_to_documents_states_it_for_their_words(monkeypatch):
         with numpyro.plate("rows", word.shape[0]):
             numpyro.sample("word", of_word, obs=word)
 
-    fit = nv.PrivateVI(
-        nv.private(documents, unit="rows"),
+    fit = vi_of(
+        documents,
         budget=nv.PrivacyBudget(1.0, 1e-6),
         clipping_norm=2.0,
         num_rows=200_000,
         diagnostics=False,
-        progress_bar=False,
     )
     events = fit.run(jax.random.key(0), np.zeros((300, words), int)).privacy.events
     block = dataclasses.replace(STEP.blocks[0], additions=words)

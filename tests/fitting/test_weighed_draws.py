@@ -6,12 +6,12 @@ import warnings
 from typing import Any
 from unittest import mock
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
 import numpyro_vips as nv
 from numpyro_vips.fitting import results
@@ -19,15 +19,8 @@ from numpyro_vips.fitting.weighed_draws import _found
 
 
 def _fitted(fn: Any, *arguments: Any, epsilon: float = math.inf) -> nv.PrivateVIResult:
-    delta = () if epsilon == math.inf else (1e-5,)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return nv.PrivateVI(
-            nv.private(fn, unit="rows"),
-            budget=nv.PrivacyBudget(epsilon, *delta),
-            engine="vips",
-            progress_bar=False,
-        ).run(jax.random.key(0), *arguments)
+    with warnings.catch_warnings(action="ignore"):
+        return fit_to(fn, *arguments, budget=epsilon, engine="vips")
 
 
 def effects(n: Any, r: Any) -> None:

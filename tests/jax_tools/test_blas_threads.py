@@ -6,6 +6,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import threadpoolctl
+from _fits import vi_of
 
 import numpyro_vips as nv
 
@@ -31,12 +32,8 @@ def test_a_fit_has_one_blas_thread_and_gives_the_others_back():
     during = []
     with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
         before = threads()
-        vi = nv.PrivateVI(
-            regression,
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            num_steps=2,
-            progress_bar=False,
-            callback=lambda t, result: during.append(threads()),
+        vi = vi_of(
+            regression, num_steps=2, callback=lambda t, result: during.append(threads())
         )
         result = vi.run(jax.random.key(0), X, y)
         assert threads() == before

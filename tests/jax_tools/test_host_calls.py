@@ -12,6 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
 import numpyro_vips as nv
 from numpyro_vips import polya_gamma
@@ -175,8 +176,7 @@ def test_a_model_that_calls_on_host_is_refused():
             numpyro.sample("y", dist.StudentT(4.0, mean, 1.0), obs=called)
 
     budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(model, budget=budget, engine="dpvi", num_steps=1)
     with pytest.raises(nv.UnsafeModelError, match="calls back to Python"):
-        vi.run(jax.random.key(0), np.full(20, 77.25))
+        fit_to(model, np.full(20, 77.25), budget=budget, engine="dpvi", num_steps=1)
     assert not budget.charges
     assert not any(np.any(x == 77.25) for x in seen)

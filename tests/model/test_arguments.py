@@ -224,8 +224,7 @@ def test_numbers_beyond_their_new_dtype_are_silent(value):
     """A warning or an exception would tell that such a number is there."""
     array = X(np.float64)
     array[2, 0] = value
-    with warnings.catch_warnings(), np.errstate(all="raise"):
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"), np.errstate(all="raise"):
         rows: Any = bind(array).take(np.array([2]))["X"]
     with np.errstate(all="ignore"):
         assert rows[0, 0] == np.float32(value)

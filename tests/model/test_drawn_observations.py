@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 from numpyro.handlers import mask
 
 import numpyro_vips as nv
@@ -202,12 +203,7 @@ def test_such_models_are_fitted_all_the_same(fn: Callable[..., None]) -> None:
     t = np.minimum(times, ends).astype(np.float32)
     if fn is of_a_logarithm:
         t, seen = np.exp(0.5 + rng.normal(size=20_000)).astype(np.float32), 0 * seen
-    result = nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=nv.PrivacyBudget(10.0, 1e-5),
-        engine="dpvi",
-        progress_bar=False,
-    ).run(jax.random.key(0), t, seen)
+    result = fit_to(fn, t, seen, budget=10.0, engine="dpvi")
     found = result.sample_posterior(jax.random.key(1), sample_shape=(2000,))["level"]
     truth = 0.5 if fn is of_a_logarithm else -np.log(2.0)
     assert np.mean(found) == pytest.approx(truth, abs=0.05)

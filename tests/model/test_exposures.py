@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
@@ -75,11 +76,7 @@ def test_a_rate_doubles_with_its_exposure(
 
 @pytest.mark.parametrize("model", [product, durations])
 def test_explain_says_what_redrawn_rows_keep(model: Callable[..., None]) -> None:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-6),
-        progress_bar=False,
-    )
+    vi = vi_of(model, budget=nv.PrivacyBudget(1.0, 1e-6))
     rows = (np.tile(T, 1000), np.tile(X, 1000), np.tile(D, 1000))
     notes = [note for note in vi.explain(*rows).notes if "proportional to" in note]
     assert len(notes) == (model is product)
@@ -96,13 +93,8 @@ def test_a_time_that_ends_with_the_event_biases_little() -> None:
         time = rng.exponential(np.exp(1.0 - 0.5 * x))
         end = rng.uniform(0.0, 3.0, 1000)
         rows = (np.minimum(time, end), x, time < end)
-        vi = nv.PrivateVI(
-            nv.private(product, unit="rows"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            progress_bar=False,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
+        vi = vi_of(product)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             result = vi.run(jax.random.key(seed), *(r.astype(np.float32) for r in rows))
         draws = result.sample_posterior(jax.random.key(seed), sample_shape=(1000,))
         level = np.asarray(draws["a"], np.float64)

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
 import numpyro_vips as nv
 
@@ -20,14 +21,8 @@ Y = 0.5 + 0.8 * X + 0.3 * RNG.normal(size=80)
 
 
 def fit(fn: Callable[..., None]) -> Any:
-    vi = nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=nv.PrivacyBudget(math.inf),
-        progress_bar=False,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return vi.run(jax.random.key(0), X, Y)
+    with warnings.catch_warnings(action="ignore"):
+        return fit_to(fn, X, Y, budget=math.inf)
 
 
 def in_plates(first: str) -> Callable[..., None]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
@@ -112,9 +113,7 @@ def test_chances_leave_their_range_under_the_priors(
 @pytest.mark.thorough
 def test_it_is_said_before_the_fit_is_charged() -> None:
     budget = nv.PrivacyBudget(1.0, 1e-6)
-    vi = nv.PrivateVI(
-        nv.private(linear, unit="rows"), budget=budget, progress_bar=False, num_steps=2
-    )
+    vi = vi_of(linear, budget=budget, num_steps=2)
 
     def stop(message: Any, *_: Any, **__: Any) -> None:
         if "below zero or above one" in str(message):

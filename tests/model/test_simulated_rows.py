@@ -109,7 +109,7 @@ def test_each_row_is_drawn_at_globals_of_its_own() -> None:
     assert simulator is not None
     means = np.linspace(-100.0, 100.0, 400)
     rows = {"y": np.zeros(400, np.float32)}
-    y = np.asarray(simulator.rows_at(rows, {"mean": means}, 0)["y"])
+    y = np.asarray(simulator.rows_at(rows, {"mean": means})["y"])
     np.testing.assert_allclose(y, means, atol=0.5 * 5)
     assert (y - means).std() == pytest.approx(0.5, rel=0.2)
 
@@ -120,7 +120,7 @@ def test_covariates_of_such_rows_stay_as_they_are() -> None:
     assert simulator is not None
     x = np.linspace(-1.0, 1.0, 200, dtype=np.float32)
     rows = {"X": x, "y": np.zeros(200, np.float32)}
-    drawn = simulator.rows_at(rows, {"slope": np.full(200, 50.0)}, 0)
+    drawn = simulator.rows_at(rows, {"slope": np.full(200, 50.0)})
     np.testing.assert_array_equal(np.asarray(drawn["X"]), x)
     np.testing.assert_allclose(np.asarray(drawn["y"]), 50.0 * x, atol=5.0)
 
@@ -205,7 +205,7 @@ def counts(x, y):
 x, y = np.array([0.5, -1e3, 7.0, np.inf, np.nan], np.float32), np.ones(5, np.int32)
 model = nv.private(counts, unit="rows")
 simulator = RowSimulator.of(build_graph(model, bind_arguments(model, (x, y), {})))
-simulator.rows_at({"x": x, "y": y}, {"w": jnp.full(5, 0.5)}, 0)
+simulator.rows_at({"x": x, "y": y}, {"w": jnp.full(5, 0.5)})
 """
 
 

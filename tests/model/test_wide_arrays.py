@@ -11,8 +11,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
-import numpyro_vips as nv
 from numpyro_vips.model.wide_arrays import with_fresh_arrays
 
 POSITIONS = np.array([0, 1, 1], np.int64)
@@ -47,15 +47,8 @@ def of_a_closure() -> Callable[..., None]:
 )
 def test_a_captured_index_runs(model: Callable[..., None], engine: str) -> None:
     y = (np.random.default_rng(0).uniform(size=(200, 3)) < [0.2, 0.7, 0.7]).astype(int)
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(math.inf),
-        engine=engine,
-        progress_bar=False,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = vi.run(jax.random.key(0), y)
+    with warnings.catch_warnings(action="ignore"):
+        result = fit_to(model, y, budget=math.inf, engine=engine)
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))["theta"]
     expected = [(1 + y[:, 0].sum()) / 202, (1 + y[:, 1:].sum()) / 402]
     np.testing.assert_allclose(np.mean(draws, axis=0), expected, atol=0.02)

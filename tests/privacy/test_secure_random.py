@@ -86,8 +86,7 @@ def test_keys_are_those_of_the_operating_system():
 
 
 def test_no_two_streams_are_alike():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         first, second = SecureRandom(), SecureRandom()
     streams = [raw(r) for s in (first, second) for r in (s.sampling, s.noise)]
     assert len({word for words in streams for word in words}) == 32

@@ -163,8 +163,7 @@ def test_an_infinite_epsilon_is_said_in_capitals():
 
 
 def test_a_seed_is_stated():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         seeded = SecureRandom(insecure_seed=3)
     own = statement(noise_source=seeded.source)
     assert "INSECURE" in str(own)

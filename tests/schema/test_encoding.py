@@ -8,27 +8,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray
+from _fits import fit_to, vi_of
+from _people import COLUMNS, SCHEMA, people
 
 import numpyro_vips as nv
 from numpyro_vips.schema.encoded_rows import EncodedRows
-
-SCHEMA = nv.Schema(
-    age=nv.Bounded(0, 120, missing="indicator"),
-    income=nv.LogBounded(1_000, 1_000_000),
-    job=nv.Categorical(["clerk", "cook"], reference="clerk", handle_unknown="ignore"),
-    sex=nv.Binary("f", "m"),
-)
-COLUMNS = ("age", "age=missing", "log(income)", "job=cook", "sex=m")
-
-
-def people(count: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {
-        "age": rng.uniform(20, 80, count),
-        "income": rng.lognormal(10, 1, count),
-        "job": rng.choice(["clerk", "cook"], count),
-        "sex": rng.choice(["f", "m"], count),
-    }
 
 
 @nv.private(unit="people")
@@ -46,10 +30,7 @@ def model(X, y=None):
 @pytest.fixture(scope="module")
 def result() -> nv.PrivateVIResult:
     X = SCHEMA.encode(people(200))
-    vi = nv.PrivateVI(
-        model, budget=nv.PrivacyBudget(math.inf), num_steps=1, progress_bar=False
-    )
-    return vi.run(jax.random.key(0), X, X[:, 0] + 0.5 * X[:, 2])
+    return fit_to(model, X, X[:, 0] + 0.5 * X[:, 2], budget=math.inf, num_steps=1)
 
 
 @pytest.mark.thorough
@@ -92,8 +73,7 @@ def test_plain_arrays_and_fixed_widths_have_no_labels():
 
     X = SCHEMA.encode(people(50))
     for fn, rows in ((five, X), (model, np.array(X))):
-        budget = nv.PrivacyBudget(math.inf)
-        vi = nv.PrivateVI(fn, budget=budget, num_steps=1, progress_bar=False)
+        vi = vi_of(fn, budget=math.inf, num_steps=1)
         assert vi.run(jax.random.key(0), rows, np.zeros(50)).axis_labels == {}
 
 
@@ -108,8 +88,7 @@ def test_axes_of_one_name_with_different_labels_have_none():
 
     table = people(50)
     X, Z = SCHEMA.drop("age", "job").encode(table), SCHEMA.drop("age", "sex")
-    budget = nv.PrivacyBudget(math.inf)
-    vi = nv.PrivateVI(both, budget=budget, num_steps=1, progress_bar=False)
+    vi = vi_of(both, budget=math.inf, num_steps=1)
     result = vi.run(jax.random.key(0), X, Z.encode(table), np.zeros(50))
     assert result.axis_labels == {
         "u": [["log(income)", "sex=m"]],

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
 import numpyro_vips as nv
 from numpyro_vips.schema import moments as module
@@ -417,8 +418,7 @@ def test_a_fit_says_that_its_columns_were_standardised():
     features = features.standardised(
         features.private_moments(people, budget=budget, unit="people")
     )
-    vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
-    result = vi.run(jax.random.key(0), features.encode(people), y)
+    result = fit_to(model, features.encode(people), y, budget=budget)
     assert any("'age', 'income'" in fact for fact in result.privacy.public)
     found = features.decode(result, "b", rng_key=jax.random.key(1))
     assert float(found["age"].mean()) == pytest.approx(0.1, abs=0.01)

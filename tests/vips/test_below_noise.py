@@ -9,8 +9,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
-import numpyro_vips as nv
 from numpyro_vips.conjugacy.families import family_named
 from numpyro_vips.conjugacy.families.family import Moments
 
@@ -64,16 +64,9 @@ def test_a_covariance_below_its_noise_is_a_warning() -> None:
             )
 
     def warned(epsilon: float) -> list[str]:
-        vi = nv.PrivateVI(
-            nv.private(model, unit="rows"),
-            budget=nv.PrivacyBudget(epsilon, 1e-5),
-            clipping_norm=10.0,
-            progress_bar=False,
-            insecure_seed=0,
-        )
+        vi = vi_of(model, budget=epsilon, clipping_norm=10.0, insecure_seed=0)
         y = 0.1 * np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             found = vi.run(jax.random.key(0), y).diagnostics["warnings"]
         return [text for text in found if "below the noise" in text]
 

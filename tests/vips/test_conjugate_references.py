@@ -18,13 +18,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 from _full_batch import FullBatch
 from _models import MODELS, UNIT, Rows, compiled
 from scipy.special import digamma, logsumexp
 from sklearn.linear_model import BayesianRidge
 from sklearn.mixture import BayesianGaussianMixture
 
-import numpyro_vips as nv
 from numpyro_vips.vips.e_step.evidence_bound import row_bound
 from numpyro_vips.vips.program.expectations import expected_natural_of
 from numpyro_vips.vips.steps.state import VipsState
@@ -196,13 +196,7 @@ def ridge(X: Any, y: Any) -> None:
 
 def fitted(fn: Callable[..., None], rows: Rows) -> Params:
     """The converged parameters, through the public interface."""
-    vi = nv.PrivateVI(
-        nv.private(fn, unit=UNIT),
-        budget=nv.PrivacyBudget(math.inf),
-        engine="vips",
-        progress_bar=False,
-    )
-    result = vi.run(jax.random.key(0), *rows)
+    result = fit_to(fn, *rows, budget=math.inf, engine="vips")
     return {name: np.asarray(value) for name, value in result.params.items()}
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 from _models import MODELS, UNIT, Rows, uncertified
 from _slow import some_fast
 from scipy import special
@@ -30,13 +31,7 @@ from numpyro_vips.vips.steps.state import VipsState
 
 def fit(fn: Callable[..., None], rows: Rows, **options: Any) -> dict[str, np.ndarray]:
     """The parameters of a fit without noise, in the precision that is on."""
-    vi = nv.PrivateVI(
-        nv.private(fn, unit=UNIT),
-        budget=nv.PrivacyBudget(math.inf),
-        progress_bar=False,
-        **{"engine": "vips", **options},
-    )
-    result = vi.run(jax.random.key(0), *rows)
+    result = fit_to(fn, *rows, budget=math.inf, **{"engine": "vips", **options})
     return {name: np.asarray(value) for name, value in result.params.items()}
 
 
@@ -452,12 +447,7 @@ def _steps_of(vi: nv.PrivateVI, rows: Rows) -> tuple[Any, Any]:
 def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -> None:
     """Many releases of the same step, against the noise that the event states."""
     rows = tuple(a.astype(np.float32) for a in MODELS["logistic_fixed"].rows(100))
-    vi = nv.PrivateVI(
-        nv.private(MODELS["logistic_fixed"].fn, unit=UNIT),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        clipping_norm=0.5,
-        progress_bar=False,
-    )
+    vi = vi_of(MODELS["logistic_fixed"].fn, clipping_norm=0.5)
     analysis, steps = _steps_of(vi, rows)
     engine = analysis.engine
     start: VipsState = engine.initial_state(jax.random.key(0))
@@ -601,11 +591,7 @@ def test_plans_depend_on_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = (a.astype(np.float32) for a in MODELS["logistic_gamma"].rows(30))
     plans = []
     for rows in ((X, y), (np.full_like(X, np.nan), np.full_like(y, -7.0))):
-        vi = nv.PrivateVI(
-            nv.private(MODELS["logistic_gamma"].fn, unit=UNIT),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            progress_bar=False,
-        )
+        vi = vi_of(MODELS["logistic_gamma"].fn)
         plans.append(vi.explain(*rows).to_dict())
         with pytest.raises(_StopError):
             vi.run(jax.random.key(0), *rows)
@@ -635,13 +621,7 @@ def test_a_flat_prior_is_told_of_where_there_is_noise(epsilon: float) -> None:
             numpyro.sample("y", dist.Normal(mean, scale), obs=y)
 
     rows = np.random.default_rng(0).uniform(size=200)
-    vi = nv.PrivateVI(
-        nv.private(model, unit=UNIT),
-        budget=nv.PrivacyBudget(epsilon, 1e-5 if epsilon < math.inf else 0.0),
-        engine="vips",
-        progress_bar=False,
-        insecure_seed=0,
-    )
+    vi = vi_of(model, budget=epsilon, engine="vips", insecure_seed=0)
     assert "'mean', 'scale' is flat" in str(vi.explain(rows))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

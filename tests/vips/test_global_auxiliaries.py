@@ -14,6 +14,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from _full_batch import FullBatch
 from _models import UNIT, compiled
 from scipy import optimize, special, stats
@@ -136,12 +137,7 @@ def test_the_fit_is_the_best_of_its_bound(case: str, bound: str, copies: float) 
 def test_a_switch_with_a_latent_logit_runs_as_announced(bound: str) -> None:
     """Its posterior is near the exact one, summed over states and a grid."""
     y = np.repeat(Y, 8)
-    vi = nv.PrivateVI(
-        nv.private(switch(1.0), unit=UNIT),
-        budget=nv.PrivacyBudget(math.inf),
-        engine=nv.VIPS(augmentation=bound),
-        progress_bar=False,
-    )
+    vi = vi_of(switch(1.0), budget=math.inf, engine=nv.VIPS(augmentation=bound))
     plan = vi.explain(y)
     assert plan.engine == "vips"
     result = vi.run(jax.random.key(0), y)

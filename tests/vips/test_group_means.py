@@ -5,6 +5,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
 import numpyro_vips as nv
 
@@ -30,14 +31,8 @@ def test_the_mean_of_effects_is_where_the_effects_are(seed):
     group, x = rng.integers(0, 12, 5000), rng.normal(size=5000).astype(np.float32)
     effect, slope = -10.0 + 2.0 * rng.normal(size=12), rng.normal(size=12)
     y = effect[group] + slope[group] * x + 2.0 * rng.normal(size=5000)
-    vi = nv.PrivateVI(
-        groups,
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        insecure_seed=seed,
-        progress_bar=False,
-    )
     with pytest.warns(UserWarning, match="insecure_seed"):
-        result = vi.run(jax.random.key(0), group, x, y.astype(np.float32))
+        result = fit_to(groups, group, x, y.astype(np.float32), insecure_seed=seed)
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
     effects = np.asarray(draws["effect"]).mean(0)
     away = np.asarray(draws["mean"]) - effects.mean()
@@ -67,14 +62,8 @@ def test_crossed_effects_beside_a_mean_have_a_posterior():
     group, other = rng.integers(0, 8, 3000), rng.integers(0, 5, 3000)
     first, second = 2.0 * rng.normal(size=8), rng.normal(size=5)
     y = 1.0 + first[group] + second[other] + 3.0 * rng.normal(size=3000)
-    vi = nv.PrivateVI(
-        crossed,
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        insecure_seed=0,
-        progress_bar=False,
-    )
     with pytest.warns(UserWarning, match="insecure_seed"):
-        result = vi.run(jax.random.key(0), group, other, y.astype(np.float32))
+        result = fit_to(crossed, group, other, y.astype(np.float32), insecure_seed=0)
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))
     total = np.asarray(draws["mean"])[:, None] + np.asarray(draws["first"])
     away = total.mean(0) - (1.0 + first + second.mean())

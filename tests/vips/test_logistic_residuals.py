@@ -1,6 +1,5 @@
 """Logistic regression by residuals about the mean, and a curvature released rarely."""
 
-import math
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from _coordinates import isometric_coordinates
 from _engine_fit import EngineFit
+from _fits import fit_to, vi_of
 from scipy.special import expit
 
 import numpyro_vips as nv
@@ -36,13 +36,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fit(data: tuple[np.ndarray, np.ndarray], epsilon: float, **options: Any) -> Any:
-    vi = nv.PrivateVI(
-        logistic,
-        budget=nv.PrivacyBudget(epsilon, 1e-5 if math.isfinite(epsilon) else 0.0),
-        progress_bar=False,
-        **options,
-    )
-    return vi.run(jax.random.key(0), *data)
+    return fit_to(logistic, *data, budget=epsilon, **options)
 
 
 def _map(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -57,7 +51,7 @@ def _map(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.thorough
 def test_what_is_released_and_how_often(data: tuple[np.ndarray, np.ndarray]) -> None:
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5), num_steps=12)
+    vi = vi_of(logistic, num_steps=12)
     released = {row["statistic"]: row["released"] for row in _plan(vi, data)}
     assert released == {"⟨w⟩": "adaptive", "⟨w w⟩": "refreshed"}
     result = vi.run(jax.random.key(0), *data)
@@ -89,8 +83,7 @@ def test_with_little_noise_it_is_the_exact_posterior(
 def test_rare_statistics_are_the_information_at_the_posterior(
     data: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
-    prepared, _ = vi._prepare_fit(data, {})
+    prepared, _ = vi_of(logistic)._prepare_fit(data, {})
     engine: Any = prepared.engine
     assert isinstance(engine, VipsEngine)
     state = engine.initial_state(jax.random.key(0))
@@ -118,8 +111,7 @@ def test_a_row_moves_sums_by_no_more_than_the_norm(
     data: tuple[np.ndarray, np.ndarray], name: str, size: float
 ) -> None:
     """Added at a mean far from where the posterior is, and reached by large rows."""
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
-    prepared, _ = vi._prepare_fit(data, {})
+    prepared, _ = vi_of(logistic)._prepare_fit(data, {})
     engine: Any = prepared.engine
     state = engine.initial_state(jax.random.key(0))
     mean = np.array([4.0, -3.0, 2.0])
@@ -166,13 +158,7 @@ def test_intervals_know_of_the_noise() -> None:
     for seed in range(repetitions):
         truth = rng.normal()
         y = (truth + rng.normal(size=300)).astype(np.float32)
-        vi = nv.PrivateVI(
-            model,
-            budget=nv.PrivacyBudget(0.5, 1e-5),
-            clipping_norm=3.0,
-            progress_bar=False,
-            insecure_seed=seed,
-        )
+        vi = vi_of(model, budget=0.5, clipping_norm=3.0, insecure_seed=seed)
         params = vi.run(jax.random.key(0), y).params
         deviation = float(jnp.sqrt(params["mean/covariance_matrix"].squeeze()))
         inside += abs(float(params["mean/loc"].squeeze()) - truth) < 1.645 * deviation

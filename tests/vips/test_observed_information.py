@@ -9,8 +9,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 
-import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
@@ -38,13 +38,7 @@ def test_the_width_is_that_of_the_likelihood(model, trials) -> None:
     truth = np.array([1.5, -1.0, 0.3])
     shares = 1.0 / (1.0 + np.exp(-X @ truth))
     y = rng.binomial(trials, shares).astype(np.int32)
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(math.inf),
-        engine="vips",
-        progress_bar=False,
-    )
-    result = vi.run(jax.random.key(0), X, y)
+    result = fit_to(model, X, y, budget=math.inf, engine="vips")
     found = result.posterior.moments()["w"]
     shares = 1.0 / (1.0 + np.exp(-X @ found.mean))
     weights = trials * shares * (1.0 - shares)
@@ -72,12 +66,7 @@ def test_the_width_does_not_depend_on_the_units_of_the_prior() -> None:
     X = rng.normal(size=(ROWS, 3)).astype(np.float32)
     X[:, 0] = 1.0
     y = rng.binomial(1, 1.0 / (1.0 + np.exp(-X @ np.array([1.5, -1.0, 0.3]))))
-    vi = nv.PrivateVI(
-        nv.private(wide, unit="rows"),
-        budget=nv.PrivacyBudget(math.inf),
-        engine="vips",
-        progress_bar=False,
-    )
+    vi = vi_of(wide, budget=math.inf, engine="vips")
     found = vi.run(jax.random.key(0), X, y.astype(np.int32)).posterior.moments()["w"]
     shares = 1.0 / (1.0 + np.exp(-X @ found.mean))
     information = (X * (shares * (1.0 - shares))[:, None]).T @ X + np.eye(3) / 1e4
@@ -96,15 +85,8 @@ def test_no_private_fit_asks_rows_for_it(monkeypatch: pytest.MonkeyPatch) -> Non
     X = rng.normal(size=(60, 3)).astype(np.float32)
     y = rng.integers(0, 2, 60)
     for engine in ("vips", "dpvi"):
-        vi = nv.PrivateVI(
-            nv.private(plain, unit="rows"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            engine=engine,
-            clipping_norm=1.0,
-            num_steps=2,
-            progress_bar=False,
-            insecure_seed=0,
+        vi = vi_of(
+            plain, engine=engine, clipping_norm=1.0, num_steps=2, insecure_seed=0
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             assert vi.run(jax.random.key(0), X, y).engine == engine

@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import UNCLIPPED, EngineFit
+from _fits import vi_of
 from _models import rates
 
 import numpyro_vips as nv
@@ -174,10 +175,7 @@ def test_these_are_not(model: Callable[..., None]):
         rates: (y,),
         many_groups: (y, X[:, 0]),
     }[model]
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5)
-    )
-    prepared, _ = vi._prepare_fit(rows, {})
+    prepared, _ = vi_of(model)._prepare_fit(rows, {})
     assert prepared.engine.name == "vips"
     assert not prepared.engine.recentred
     assert not any(step.is_pilot or step.recentres for step in prepared.steps)
@@ -294,16 +292,9 @@ def test_norms_that_are_counted_are_those_about_the_next_origins(
 
 
 def test_the_pilot_is_charged_and_stated():
-    budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(
-        nv.private(gaussian, unit="rows"),
-        budget=budget,
-        progress_bar=False,
-        insecure_seed=0,
-    )
+    vi = vi_of(gaussian, insecure_seed=0)
     y = np.random.default_rng(0).normal(200.0, 5.0, 2000).astype(np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         result = vi.run(jax.random.key(0), y)
     labels = [event.label for event in result.privacy.events]
     assert len(labels) == 4
@@ -322,10 +313,7 @@ def test_the_pilot_is_charged_and_stated():
 @pytest.mark.thorough
 @pytest.mark.parametrize("model", [gaussian, mixture])
 def test_a_plan_says_that_statistics_are_recentred(model: Callable[..., None]):
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5)
-    )
-    plan = vi.explain(*_rows(model))
+    plan = vi_of(model).explain(*_rows(model))
     text = " ".join(str(plan).split())
     assert "are released about means that earlier releases, the pilots, have" in text
     assert sum(entry["share"] for entry in plan.schedule) == pytest.approx(1.0)

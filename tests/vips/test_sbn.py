@@ -17,6 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _belief_network import BIAS_VARIANCE, WEIGHT_VARIANCE, belief_network
+from _fits import fit_to, vi_of
 from _full_batch import FullBatch
 from _row_by_row import solve_locals
 from scipy import special
@@ -302,13 +303,7 @@ def test_two_layers_against_enumeration():
     logits = bottom @ weights.T - 2.0
     y = (rng.random(logits.shape) < special.expit(logits)).astype(np.float32)
     model = two_layers(1, 2)
-    vi = nv.PrivateVI(
-        model,
-        budget=nv.PrivacyBudget(math.inf),
-        engine=nv.VIPS(local_steps=5),
-        num_steps=30,
-        progress_bar=False,
-    )
+    vi = vi_of(model, budget=math.inf, engine=nv.VIPS(local_steps=5), num_steps=30)
     result = vi.run(jax.random.key(0), y[:300])
     held_out = y[300:]
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(50,))
@@ -356,14 +351,7 @@ def test_tree_of_discrete_latents_is_exact():
     rng = np.random.default_rng(4)
     root = rng.integers(2, size=300)
     y = (rng.random((300, 2)) < np.where(root, 0.9, 0.2)[:, None]).astype(np.int32)
-    vi = nv.PrivateVI(
-        tree(2),
-        budget=nv.PrivacyBudget(math.inf),
-        engine="vips",
-        num_steps=5,
-        progress_bar=False,
-    )
-    result = vi.run(jax.random.key(0), y)
+    result = fit_to(tree(2), y, budget=math.inf, engine="vips", num_steps=5)
     parameters = {k: np.asarray(v, np.float64) for k, v in result.params.items()}
 
     def log_mean(concentration: np.ndarray) -> np.ndarray:

@@ -172,43 +172,18 @@ def _interpreted(
 ) -> tuple[LogJoint, Any]:
     """The density of a row that is traced, and whether the row may count."""
     latents = model_latents(graph)
-    inputs: list[Value] = []
-    row_inputs, latent_inputs = graph.program_inputs
-    failures: dict[str, str] = {}
-    origins: list[Origin] = []
-    for name in sorted(row_inputs):
-        value = rows[name]
-        if isinstance(value, SparseRows):
-            origins.append(Origin(name))
-            inputs.append(constant_of(value, origins[-1]))
-        else:
-            inputs.append(Constant(value, is_private=True))
-    for name in sorted(latent_inputs):
-        latent = latents[name]
-        if graph.sites[name].is_discrete and latent.states is None:
-            failures[name] = "a discrete latent without finitely many known states"
-            inputs.append(Opaque(failures[name], {name}, latent.shape))
-        else:
-            signed = supports.bounds(latent.support)[0] < 0
-            inputs.append(
-                forms.latent(name, latent.shape, latent.states, signed=signed)
-            )
-    places = {
-        name: place for place, name in enumerate(sorted(latent_inputs), len(row_inputs))
-    }
+    of_rows, origins = _inputs_of_rows(graph, rows)
+    of_latents, failures = _inputs_of_latents(graph, latents)
     for effect, mean in level_means.items():
-        level, about = (as_form(inputs[places[name]]) for name in (effect, mean))
-        inputs[places[effect]] = level - forms.broadcast(about, level.axes)
-    leaves, checks = interpret(graph.program, inputs)
+        level, about = as_form(of_latents[effect]), as_form(of_latents[mean])
+        of_latents[effect] = level - forms.broadcast(about, level.axes)
+    leaves, checks = interpret(graph.program, [*of_rows, *of_latents.values()])
     tree = jax.tree.structure(graph.program_outputs)
     outputs = jax.tree.unflatten(tree, leaves)
-    latent_values = dict(
-        zip(sorted(latent_inputs), inputs[len(row_inputs) :], strict=True)
-    )
     densities = []
     for site in graph.sites.values():
         output = outputs[site.name]
-        value = output.get("value", latent_values.get(site.name))
+        value = output.get("value", of_latents.get(site.name))
         try:
             if check_parameters:
                 checks += _legal_parameters(site.distributed, output["parameters"])
@@ -239,6 +214,41 @@ def _interpreted(
         densified={origin.name: tuple(origin.densified) for origin in origins},
     )
     return found, _all_valid(densities, checks)
+
+
+def _inputs_of_rows(
+    graph: ModelGraph, rows: Mapping[str, Any]
+) -> tuple[list[Value], list[Origin]]:
+    """A row's arrays, in the order of the program, and where sparse ones come from."""
+    inputs: list[Value] = []
+    origins: list[Origin] = []
+    for name in sorted(graph.program_inputs[0]):
+        value = rows[name]
+        if isinstance(value, SparseRows):
+            origins.append(Origin(name))
+            inputs.append(constant_of(value, origins[-1]))
+        else:
+            inputs.append(Constant(value, is_private=True))
+    return inputs, origins
+
+
+def _inputs_of_latents(
+    graph: ModelGraph, latents: Latents
+) -> tuple[dict[str, Value], dict[str, str]]:
+    """The latents by name, in the order of the program, and why some are opaque."""
+    inputs: dict[str, Value] = {}
+    failures: dict[str, str] = {}
+    for name in sorted(graph.program_inputs[1]):
+        latent = latents[name]
+        if graph.sites[name].is_discrete and latent.states is None:
+            failures[name] = "a discrete latent without finitely many known states"
+            inputs[name] = Opaque(failures[name], {name}, latent.shape)
+        else:
+            signed = supports.bounds(latent.support)[0] < 0
+            inputs[name] = forms.latent(
+                name, latent.shape, latent.states, signed=signed
+            )
+    return inputs, failures
 
 
 def _checked(output: Mapping[str, Any]) -> bool:

@@ -46,7 +46,7 @@ from numpyro_vips.dpvi.row_latents.quadrature import (
 )
 from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
-from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
+from numpyro_vips.jax_tools.jaxprs import without_dead_code
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.log_density import (
@@ -294,20 +294,13 @@ def _method(structure: Structure) -> Method:
 
 def _sites_with(graph: ModelGraph, solved: Collection[str]) -> list[str]:
     """The sites under the unit plate in which any of some latents occurs."""
-    rows, latents = graph.program_inputs
-    inputs = [*sorted(rows), *sorted(latents)]
     found = []
-    for site in graph.sites.values():
+    for name, site in graph.sites.items():
         if site.row_axis is None:
             continue
-        wanted = {
-            name: jax.tree.map(lambda _, keep=name == site.name: keep, outputs)
-            for name, outputs in graph.program_outputs.items()
-        }
-        _, used = with_used_inputs(graph.program, jax.tree.leaves(wanted))
-        reads = {name for name, is_used in zip(inputs, used, strict=True) if is_used}
-        if site.name in solved or reads & set(solved):
-            found.append(site.name)
+        _, latents = graph.read_for(lambda other, _, name=name: other == name)
+        if name in solved or latents & set(solved):
+            found.append(name)
     return found
 
 

@@ -118,32 +118,61 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     if not names:
         return ()
     trial = _Trial(engine, graph.arguments, names)
-    rows, typical = trial.typical_norms(graph)
-    num_rows = graph.arguments.public_num_rows
-    most_columns = min(num_rows / _ROWS_PER_COLUMN, _MOST_COLUMNS)
+    rows, norms = trial.typical_norms(graph)
+    typical = {name: norms[name] for name in names}
     if engine.is_one_vector:
-        joint = np.sqrt(sum(typical[name] ** 2 for name in names))
-        reference = _moderate_norm(float(np.max(joint)))
-        part = NormPart(
-            name=WHOLE_VECTOR,
-            blocks=tuple(names),
-            reference=reference,
-            is_balanced=engine.balanced.issuperset(names),
-            is_lasting=engine.lasting.issuperset(names),
-            unbalanced=UNBALANCED_EXPOSED if exposures(graph) else UNBALANCED,
+        return _parts_of_one_vector(engine, graph, typical)
+    return _parts_of_statistics(engine, graph, trial, rows, typical)
+
+
+def _parts_of_one_vector(
+    engine: Engine, graph: ModelGraph, typical: "_Norms"
+) -> tuple[NormPart, ...]:
+    """The whole vector, and what is released beside it once the globals are near.
+
+    Args:
+      engine, graph: See `norm_parts`.
+      typical: Norms of typical rows, by block.
+    """
+    joint = np.sqrt(sum(norms**2 for norms in typical.values()))
+    reference = _moderate_norm(float(np.max(joint)))
+    part = NormPart(
+        name=WHOLE_VECTOR,
+        blocks=tuple(typical),
+        reference=reference,
+        is_balanced=engine.balanced.issuperset(typical),
+        is_lasting=engine.lasting.issuperset(typical),
+        unbalanced=UNBALANCED_EXPOSED if exposures(graph) else UNBALANCED,
+    )
+    late = (
+        NormPart(
+            name=block.name,
+            blocks=(block.name,),
+            reference=_squared(reference),
+            is_late=True,
         )
-        late = (
-            NormPart(
-                name=block.name,
-                blocks=(block.name,),
-                reference=_squared(reference),
-                is_late=True,
-            )
-            for kind in ("pilot", "information")
-            for block in engine.blocks(kind)
-        )
-        return (*_with_columns((part,), engine.columns, most_columns), *late)
-    largest = {name: float(np.max(typical[name])) for name in names}
+        for kind in ("pilot", "information")
+        for block in engine.blocks(kind)
+    )
+    return (*_with_columns((part,), engine, _most_columns(graph)), *late)
+
+
+def _parts_of_statistics(
+    engine: Engine,
+    graph: ModelGraph,
+    trial: "_Trial",
+    rows: Mapping[str, np.ndarray],
+    typical: "_Norms",
+) -> tuple[NormPart, ...]:
+    """A part for each statistic, or for those that share a norm.
+
+    Args:
+      engine, graph: See `norm_parts`.
+      trial: What tells norms of synthetic rows.
+      rows, typical: Typical rows, and their norms by block.
+    """
+    num_rows, most_columns = graph.arguments.public_num_rows, _most_columns(graph)
+    largest = {name: float(np.max(norms)) for name, norms in typical.items()}
     # About other points than zero norms are others, whatever they were.
     others = [trial.norms(sized) for sized in rows_of_other_sizes(rows)]
     varying = _varying(others, largest) | engine.recentred
@@ -170,7 +199,13 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     if len(parts) > num_rows / _ROWS_PER_HISTOGRAM:
         later = [mine for mine in engine.together if not mine.from_the_start]
         parts = joined(parts, later)
-    return _with_columns(parts, engine.columns, most_columns)
+    return _with_columns(parts, engine, most_columns)
+
+
+def _most_columns(graph: ModelGraph) -> float:
+    """How many columns may be counted, each in a histogram of its own."""
+    num_rows = graph.arguments.public_num_rows
+    return min(num_rows / _ROWS_PER_COLUMN, _MOST_COLUMNS)
 
 
 def _together_from_the_start(
@@ -192,9 +227,10 @@ def _together_from_the_start(
 
 
 def _with_columns(
-    parts: Sequence[NormPart], columns: Mapping[str, Columns], most: float
+    parts: Sequence[NormPart], engine: Engine, most: float
 ) -> tuple[NormPart, ...]:
     """The parts, of which those with columns count them, if they are few."""
+    columns = engine.columns
     counted = {
         part.name: columns[part.name]
         for part in parts

@@ -457,7 +457,7 @@ def standing_bins(
 def _totals(
     counts: Float64[np.ndarray, " bins"],
     width: int,
-    inside: Bool[np.ndarray, " bins"] | None = None,
+    inside: Bool[np.ndarray, " bins"] | None,
 ) -> Float64[np.ndarray, " windows"]:
     """The sum of every window of bins; minus infinity of those not all inside."""
     ones = np.ones(width)

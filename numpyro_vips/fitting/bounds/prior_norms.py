@@ -84,8 +84,7 @@ def prior_norms(
             )
     weights = np.exp(log_weights - np.max(log_weights))
     found = {
-        name: _weighted_quantile(of_part, weights, _QUANTILE)
-        for name, of_part in norms.items()
+        name: _weighted_quantile(of_part, weights) for name, of_part in norms.items()
     }
     # Vague priors know no limit, and mechanisms do.
     return {
@@ -111,10 +110,10 @@ def _drawn_norms(
     try:
         latents = {
             name: np.repeat(draws, _ROWS_PER_DRAW, axis=0)
-            for name, draws in moderate_draws(graph, _NUM_DRAWS, seed=0).items()
+            for name, draws in moderate_draws(graph, _NUM_DRAWS).items()
         }
         with np.errstate(over="ignore"):  # Rows that are not finite are not counted.
-            drawn = simulator.rows_at(rows, latents, seed=0)
+            drawn = simulator.rows_at(rows, latents)
     except (NotImplementedError, TypeError, ValueError):
         # The fit has been charged, and goes on with norms of unit size.
         return {}
@@ -163,12 +162,11 @@ def _log_likelihood(
 def _weighted_quantile(
     norms: Float64[np.ndarray, "draws rows"],
     weights: Float64[np.ndarray, " draws"],
-    quantile: float,
 ) -> float:
-    """The quantile over the draws of their largest finite norm."""
+    """The quantile `_QUANTILE` over the draws of their largest finite norm."""
     is_finite = np.isfinite(norms)
     largest = np.where(is_finite, norms, 0.0).max(1)
     known = np.flatnonzero(is_finite.any(1))
     known = known[np.argsort(largest[known])]
     below = np.cumsum(weights[known])
-    return float(largest[known[np.searchsorted(below, quantile * below[-1])]])
+    return float(largest[known[np.searchsorted(below, _QUANTILE * below[-1])]])

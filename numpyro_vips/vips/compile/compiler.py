@@ -15,7 +15,7 @@ from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph, retrace
 from numpyro_vips.model.synthetic_rows import with_synthetic_rows
-from numpyro_vips.model.trace import abstract_taken_rows
+from numpyro_vips.model.trace import abstract_taken_row
 from numpyro_vips.vips.compile.certificate import CertificateError, certify
 from numpyro_vips.vips.compile.factor_legality import illegal_factors
 from numpyro_vips.vips.program.program import ConjugateProgram, program_of
@@ -115,7 +115,7 @@ def interpreted(
 
     The arguments are those of `compile_model` and `program_of`.
     """
-    rows = abstract_taken_rows(graph.arguments, 1)
+    rows = abstract_taken_row(graph.arguments)
 
     def written(means: LevelMeans) -> tuple[LogJoint, RowConstants]:
         return symbolic_log_joint(

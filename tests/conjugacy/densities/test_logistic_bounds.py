@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _coordinates import isometric_coordinates
+from _fits import vi_of
 from _full_batch import FullBatch
 from _row_by_row import solve_locals
 from scipy import optimize, special, stats
@@ -266,9 +267,7 @@ def test_what_follows_from_globals_alone_is_public(x64: None):
             numpyro.sample("y", dist.Bernoulli(logits=b), obs=y)
 
     y = np.repeat([1.0, 1.0, 1.0, 0.0], 10)
-    vi = nv.PrivateVI(
-        model, budget=nv.PrivacyBudget(math.inf), engine="vips", progress_bar=False
-    )
+    vi = vi_of(model, budget=math.inf, engine="vips")
     plan = vi.explain(y)
     assert {s["statistic"]: s["released"] for s in plan.statistics} == {
         "⟨b⟩": "once",
@@ -323,15 +322,13 @@ def test_curvature_has_its_share_of_the_budget(relation: Any):
     X, y = (array.astype(np.float32) for array in data())
 
     def squared_prices(**options: Any) -> dict[str, float]:
-        budget = nv.PrivacyBudget(1.5, 1e-5)
-        vi = nv.PrivateVI(
+        vi = vi_of(
             regression,
-            budget=budget,
+            budget=1.5,
             engine=nv.VIPS(augmentation=FIXED, **options),
             sampling=nv.FullBatch(relation=relation),
             num_steps=4,
             clipping_norm=0.7,
-            progress_bar=False,
         )
         prices: dict[str, float] = {}
         for event in vi.run(jax.random.key(0), X, y).privacy.events:
@@ -354,15 +351,9 @@ def test_curvature_has_its_share_of_the_budget(relation: Any):
 def test_curvature_has_the_noise_of_one_release():
     """Rows of zeros leave the noise alone; the second release takes its place."""
     X, y = np.zeros((50, 40), np.float32), np.zeros(50, np.float32)
-    vi = nv.PrivateVI(
-        regression,
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine=nv.VIPS(augmentation=FIXED),
-        num_steps=3,
-        clipping_norm=0.7,
-        progress_bar=False,
-    )
-    analysis, _ = vi._prepare_fit((X, y), {})
+    analysis, _ = vi_of(
+        regression, engine=nv.VIPS(augmentation=FIXED), num_steps=3, clipping_norm=0.7
+    )._prepare_fit((X, y), {})
     first, *others = analysis.steps
     assert [block.name for block in first.blocks] == ["⟨w w⟩"]
     state: Any = analysis.engine.initial_state(jax.random.key(0))
@@ -400,13 +391,11 @@ def test_a_belief_network_has_nothing_to_release_once():
     y = binary_images().astype(np.float32)
 
     def labels(augmentation: str, **options: Any) -> list[list[str]]:
-        vi = nv.PrivateVI(
+        vi = vi_of(
             belief_network,
-            budget=nv.PrivacyBudget(1.0, 1e-5),
             engine=nv.VIPS(augmentation=augmentation, **options),
             num_steps=2,
             clipping_norm=1.0,
-            progress_bar=False,
         )
         steps = vi._prepare_fit((y,), {})[0].steps
         assert sum(s.noise_multiplier**-2 for s in steps) == pytest.approx(1.0)

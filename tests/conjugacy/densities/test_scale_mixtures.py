@@ -7,6 +7,7 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from _densities import Density
+from _fits import vi_of
 from _scales import assert_posterior_is_that_of_a_grid, noise_about_zero
 from scipy import special, stats
 
@@ -130,6 +131,6 @@ def test_half_a_density_is_a_prior_of_a_scale(name: str):
 )
 def test_what_is_no_half_about_zero_is_not_in_the_algebra(prior: Any):
     budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-5)
-    vi = nv.PrivateVI(noise_about_zero(prior), budget=budget, engine="vips")
+    vi = vi_of(noise_about_zero(prior), budget=budget, engine="vips")
     with jax.enable_x64(False), pytest.raises(nv.NotConjugateError, match=r"a half"):
         vi.explain(np.ones(50, np.float32))

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 
@@ -83,10 +84,9 @@ def binary(X: Any, y: Any = None) -> None:
 
 
 def fit_of(model: Any, X: Any, y: Any, epsilon: float = 1.0, **options: Any) -> Any:
-    return nv.PrivateVI(
+    return vi_of(
         nv.private(model, unit="people"),
-        budget=nv.PrivacyBudget(epsilon, 1e-5 if math.isfinite(epsilon) else 0.0),
-        progress_bar=False,
+        budget=epsilon,
         insecure_seed=None if math.isinf(epsilon) else 0,
         engine="vips",
         **options,
@@ -94,8 +94,7 @@ def fit_of(model: Any, X: Any, y: Any, epsilon: float = 1.0, **options: Any) -> 
 
 
 def run(vi: nv.PrivateVI, *rows: Any) -> nv.PrivateVIResult:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return vi.run(jax.random.key(0), *rows)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from _scales import assert_posterior_is_that_of_a_grid, noise_about_zero
 from scipy import stats
 
@@ -78,12 +79,11 @@ def counts(y: Any) -> None:
 
 def plan(model: Any, *rows: Any) -> Any:
     budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-5)
-    return nv.PrivateVI(model, budget=budget).explain(*rows)
+    return vi_of(model, budget=budget).explain(*rows)
 
 
 def fitted(model: Any, *rows: Any) -> Any:
-    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(math.inf), progress_bar=False)
-    return vi.run(KEY, *rows)
+    return vi_of(model, budget=math.inf).run(KEY, *rows)
 
 
 # NumPyro's priors, and SciPy's.
@@ -120,11 +120,8 @@ def test_each_element_has_a_rate_of_its_own():
 def test_a_private_fit_finds_the_scale():
     y = (0.8 * np.random.default_rng(0).normal(size=5_000)).astype(np.float32)
     budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-5)
-    vi = nv.PrivateVI(
-        noise_about_zero(dist.Exponential(1.0)), budget=budget, progress_bar=False
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    vi = vi_of(noise_about_zero(dist.Exponential(1.0)), budget=budget)
+    with warnings.catch_warnings(action="error", category=UserWarning):
         draws = np.asarray(vi.run(KEY, y).sample_posterior(KEY, (1000,))["sd"])
     assert abs(draws.mean() - 0.8) < 4.0 * draws.std() < 0.2
 

@@ -1,5 +1,6 @@
 """Which products of globals rows release."""
 
+import math
 from typing import Any
 
 import jax
@@ -8,8 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-
-import numpyro_vips as nv
+from _fits import fit_to, vi_of
 
 SIZE = 6
 ROWS = 300
@@ -17,10 +17,7 @@ ROWS = 300
 
 def plan_of(model: Any, *rows: np.ndarray) -> dict[str, tuple[int, ...]]:
     """The shape of each statistic that rows release."""
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5)
-    )
-    statistics = vi.explain(*rows).statistics
+    statistics = vi_of(model).explain(*rows).statistics
     return {found["statistic"]: tuple(found["shape"]) for found in statistics}
 
 
@@ -85,12 +82,7 @@ def test_the_fit_of_two_columns_by_one_index_is_that_of_the_groups():
     group, x = rng.integers(0, SIZE, 2000), rng.normal(size=2000).astype(np.float32)
     a, b = rng.normal(size=(2, SIZE))
     y = (a[group] + b[group] * x + 0.1 * rng.normal(size=2000)).astype(np.float32)
-    vi = nv.PrivateVI(
-        nv.private(slopes, unit="rows"),
-        budget=nv.PrivacyBudget(np.inf),
-        progress_bar=False,
-    )
-    draws = vi.run(jax.random.key(0), group, x, y).sample_posterior(
+    draws = fit_to(slopes, group, x, y, budget=math.inf).sample_posterior(
         jax.random.key(1), sample_shape=(2000,)
     )
     for number in range(SIZE):

@@ -6,6 +6,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.gradients.coordinates import Coordinates
@@ -107,12 +108,7 @@ def counts(age, y=None):
 
 def labels_of(**options):
     """What the steps of a fit release, in their order."""
-    vi = nv.PrivateVI(
-        nv.private(counts, unit="people"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-        **options,
-    )
+    vi = vi_of(nv.private(counts, unit="people"), **options)
     rows = np.zeros(1000, np.float32), np.zeros(1000, np.int32)
     return [step.label for step in vi._prepare_fit(rows, {})[0].steps]
 
@@ -146,12 +142,7 @@ def test_what_the_caller_says_is_in_the_globals_own_units(options):
 def test_a_covariate_far_from_zero_hides_no_coefficient():
     age = RNG.uniform(18.0, 80.0, 10_000).astype(np.float32)
     y = RNG.poisson(np.exp(-1.0 + 0.03 * age))
-    result = nv.PrivateVI(
-        nv.private(counts, unit="people"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-        insecure_seed=0,
-    ).run(jax.random.key(0), age, y)
+    result = fit_to(nv.private(counts, unit="people"), age, y, insecure_seed=0)
     found = result.posterior.moments()
     # Without noise they are .028 and .00046.
     assert found["intercept"].stddev < 0.06

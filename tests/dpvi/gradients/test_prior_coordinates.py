@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
-import numpyro_vips as nv
 from numpyro_vips.dpvi.gradients.prior_coordinates import prior_coordinates
 
 GROUPS = 20
@@ -81,14 +80,7 @@ def test_priors_may_have_numpy_arrays_in_them() -> None:
             numpyro.sample("y", dist.Poisson(jnp.exp(a[g])), obs=y)
 
     rows = np.zeros(300, np.int32), np.zeros(300, np.int32)
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine="dpvi",
-        num_steps=10,
-        progress_bar=False,
-    )
-    assert vi.run(jax.random.key(0), *rows).engine == "dpvi"
+    assert fit_to(model, *rows, engine="dpvi", num_steps=10).engine == "dpvi"
 
 
 @pytest.mark.thorough
@@ -109,12 +101,7 @@ def test_many_groups_that_are_all_far_away_are_found() -> None:
     g = rng.integers(0, 100, 5_000)
     x = rng.normal(size=5_000)
     y = 5.0 + rng.normal(size=100)[g] + x + 1.5 * rng.normal(size=5_000)
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-    )
-    result = vi.run(jax.random.key(0), g, x, y)
+    result = fit_to(model, g, x, y)
     assert result.engine == "dpvi"
     moments = result.posterior.moments()
     # By VIPS, whose noise hides the groups, sigma is near 4.

@@ -8,9 +8,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 from _models import graph_of
 
-import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.gradients.coordinates import Coordinates
 from numpyro_vips.vips.m_step.noisy_information import Information
@@ -173,14 +173,8 @@ def test_a_direction_that_turns_is_none_but_is_told() -> None:
     assert noise_aware is not None
     assert noise_aware.silent.shape[1] == 0
     assert noise_aware.turning == (("mean", "a"),)
-    vi = nv.PrivateVI(
-        nv.private(not_centred, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        num_steps=20,
-        progress_bar=False,
-    )
     with pytest.warns(UserWarning, match="Write the effects themselves"):
-        result = vi.run(jax.random.key(0), *rows())
+        result = fit_to(not_centred, *rows(), num_steps=20)
     warnings = result.diagnostics["warnings"]
     assert any("'mean' can be made up for by one of 'a'" in text for text in warnings)
 
@@ -224,13 +218,7 @@ def test_the_prior_decides_along_them(num_rows: int) -> None:
     a = rng.normal(size=12)
     a -= a.mean()
     y = 5.0 + x + a[g] + 1.5 * rng.normal(size=num_rows)
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine="dpvi",
-        progress_bar=False,
-    )
-    result = vi.run(jax.random.key(0), g, x, y)
+    result = fit_to(model, g, x, y, engine="dpvi")
     moments = result.posterior.moments()
     mean, effect = moments["mean"], moments["a"]
     assert abs(float(mean.mean) - 5.0) < 0.45

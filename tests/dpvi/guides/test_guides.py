@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from numpyro.distributions import constraints
 from numpyro.infer import Predictive, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
@@ -103,8 +104,7 @@ def elbo_gradient(engine: DpviEngine, state: Any, rows: Any) -> Any:
 def fit(model: Any, *args: Any, budget: Any = None, **options: Any) -> Any:
     budget = budget or nv.PrivacyBudget(math.inf)
     marked = private(model, unit="people")
-    vi = nv.PrivateVI(marked, budget=budget, progress_bar=False, **options)
-    return vi.run(KEY, *args)
+    return vi_of(marked, budget=budget, **options).run(KEY, *args)
 
 
 # --- automatic guides -----------------------------------------------------------------
@@ -201,11 +201,7 @@ def test_a_correlation_matrix_is_a_latent_like_others():
         with numpyro.plate("people", y.shape[0]):
             numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(2), rho), obs=y)
 
-    vi = nv.PrivateVI(
-        nv.private(correlated, unit="people"),
-        budget=nv.PrivacyBudget(math.inf),
-        progress_bar=False,
-    )
+    vi = vi_of(nv.private(correlated, unit="people"), budget=math.inf)
     draws = vi.run(KEY, rows).sample_posterior(KEY, (500,))["rho"]
     np.testing.assert_allclose(draws[:, 0, 0], 1.0, atol=1e-5)
     # The posterior's standard deviation is about (1 - 0.36) / 20 = 0.03.
@@ -427,13 +423,7 @@ def test_a_factor_model_finds_the_principal_axis():
 def test_a_private_autoencoder_names_what_it_releases():
     budget = nv.PrivacyBudget(4.0, 1e-5)
     marked = private(latent_line, unit="people")
-    vi = nv.PrivateVI(
-        marked,
-        budget=budget,
-        engine=nv.DPVI(guide=encoder),
-        num_steps=5,
-        progress_bar=False,
-    )
+    vi = vi_of(marked, budget=budget, engine=nv.DPVI(guide=encoder), num_steps=5)
     plan = vi.explain(X)
     assert plan.engine == "dpvi"
     names = {row["statistic"] for row in plan.statistics}
@@ -515,11 +505,11 @@ def test_parameters_keep_vips_away():
 
     marked = private(model, unit="people")
     budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(marked, budget=budget)
+    vi = vi_of(marked, budget=budget)
     assert vi.explain(Y).engine == "dpvi"
     assert "without a prior" in vi.explain(Y).reasons["shift"]
     with pytest.raises(nv.NotConjugateError, match="shift"):
-        nv.PrivateVI(marked, budget=budget, engine="vips").explain(Y)
+        vi_of(marked, budget=budget, engine="vips").explain(Y)
 
 
 # --- what is refused ------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 
@@ -52,16 +53,8 @@ CASES = np.arange(9, dtype=np.int32)
 
 
 def fitted(model: Any, y: np.ndarray, num_steps: int) -> nv.PrivateVIResult:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(50.0, 1e-5),
-        engine="dpvi",
-        num_steps=num_steps,
-        progress_bar=False,
-        insecure_seed=0,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    vi = vi_of(model, budget=50.0, engine="dpvi", num_steps=num_steps, insecure_seed=0)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         return vi.run(jax.random.key(0), y)
 
 

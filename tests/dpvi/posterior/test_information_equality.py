@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.posterior.information_equality import (
@@ -111,14 +112,8 @@ def test_a_fit_says_that_counts_vary_more_than_a_poissons(shape: float):
     mean = np.exp(1.0 + 0.5 * x)
     if np.isfinite(shape):
         mean = mean * rng.gamma(shape, 1 / shape, 5000)
-    vi = nv.PrivateVI(
-        nv.private(counts, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-6),
-        insecure_seed=0,
-        progress_bar=False,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    vi = vi_of(counts, budget=nv.PrivacyBudget(1.0, 1e-6), insecure_seed=0)
+    with warnings.catch_warnings(action="ignore"):
         result = vi.run(jax.random.key(0), x, rng.poisson(mean))
     texts = result.diagnostics["warnings"]
     said = [text for text in texts if "Rows vary more about the model" in text]

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior, NormalPosterior
@@ -71,8 +72,7 @@ def fitted(model: Any, *args: Any, engine: Any = "dpvi", **settings: Any) -> Any
         "budget": nv.PrivacyBudget(1.0, 1e-5),
         **settings,
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         vi = nv.PrivateVI(model, engine=engine, progress_bar=False, **settings)
         return vi.run(KEY, *args)
 
@@ -272,8 +272,7 @@ def test_the_information_has_its_share_near_the_end():
 
 def test_the_norm_of_gradients_bounds_the_information_and_not_its_histogram():
     X, y, _ = table()
-    vi = nv.PrivateVI(linear, engine="dpvi", budget=nv.PrivacyBudget(1.0, 1e-5))
-    prepared = vi._prepare_fit((X, y), {})[0]
+    prepared = vi_of(linear, engine="dpvi")._prepare_fit((X, y), {})[0]
     steps = tuple(step.scaled(1e-3) for step in prepared.steps)  # Hardly any noise.
     (part, *_) = prepared.parts
     counts = np.zeros(len(part.grid) + 1)
@@ -394,9 +393,7 @@ def test_before_the_information_the_posterior_is_the_guide():
 
 def test_the_noise_that_is_added_is_the_noise_that_is_stated():
     X, y, _ = table()
-    vi = nv.PrivateVI(
-        linear, budget=nv.PrivacyBudget(1.0, 1e-5), engine="dpvi", clipping_norm=2.0
-    )
+    vi = vi_of(linear, engine="dpvi", clipping_norm=2.0)
     prepared = vi._prepare_fit((X, y), {})[0]
     (step,) = [s for s in prepared.steps if s.informs]
     arguments, engine = bind_arguments(linear, (X, y), {}), prepared.engine
@@ -442,12 +439,7 @@ def test_a_correlation_has_a_posterior_that_knows_of_the_noise():
                 "y", dist.MultivariateNormal(jnp.zeros(2), scale_tril=L), obs=y
             )
 
-    vi = nv.PrivateVI(
-        nv.private(correlated, unit="people"),
-        budget=nv.PrivacyBudget(5.0, 1e-5),
-        progress_bar=False,
-        insecure_seed=0,
-    )
+    vi = vi_of(nv.private(correlated, unit="people"), budget=5.0, insecure_seed=0)
     result = vi.run(jax.random.key(0), rows)
     assert isinstance(result.posterior, NoiseAwarePosterior)
     draws = result.sample_posterior(jax.random.key(1), (500,))["L"]
@@ -466,16 +458,8 @@ def test_a_posterior_that_would_overflow_is_the_guide_and_says_so():
             numpyro.sample("y", dist.StudentT(5.0, w, 1.0), obs=y)
 
     y = np.random.default_rng(0).normal(1.0, 1.0, 60).astype(np.float32)
-    vi = nv.PrivateVI(
-        model,
-        budget=nv.PrivacyBudget(0.05, 1e-5),
-        engine="dpvi",
-        progress_bar=False,
-        insecure_seed=1,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = vi.run(jax.random.key(0), y)
+    with warnings.catch_warnings(action="ignore"):
+        result = fit_to(model, y, budget=0.05, engine="dpvi", insecure_seed=1)
     assert isinstance(result.posterior, NormalPosterior)
     said = " ".join(result.diagnostics["warnings"])
     assert "do not allow for the noise" in said

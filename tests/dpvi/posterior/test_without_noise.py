@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 from scipy import optimize, stats
 
 import numpyro_vips as nv
@@ -29,15 +30,8 @@ KEY = jax.random.key(0)
 
 def fit(model: Any, *args: Any, unit: str = "rows", **options: Any) -> Any:
     engine, rng_key = options.pop("engine", nv.DPVI()), options.pop("rng_key", KEY)
-    vi = nv.PrivateVI(
-        nv.private(model, unit=unit),
-        budget=nv.PrivacyBudget(math.inf),
-        engine=engine,
-        progress_bar=False,
-        **options,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    vi = vi_of(nv.private(model, unit=unit), budget=math.inf, engine=engine, **options)
+    with warnings.catch_warnings(action="ignore"):
         return vi.run(rng_key, *args)
 
 
@@ -221,9 +215,7 @@ def test_a_posterior_without_an_end_is_reported():
     rng = np.random.default_rng(0)
     x = rng.normal(size=50)
     model = nv.private(flat, unit="rows")
-    vi = nv.PrivateVI(
-        model, budget=nv.PrivacyBudget(math.inf), engine="dpvi", progress_bar=False
-    )
+    vi = vi_of(model, budget=math.inf, engine="dpvi")
     with pytest.warns(UserWarning, match="not converged"):
         result = vi.run(KEY, x, x + rng.normal(size=50))
     assert not result.diagnostics["converged"]
@@ -258,16 +250,10 @@ def test_a_private_fit_takes_none_of_it(monkeypatch, budget):
     monkeypatch.setattr(FullBatchDensity, "with_rows", with_rows)
     X, y = raw_columns()
     share: Any = {} if budget else {"epsilon": 1.0, "delta": 1e-5}
-    vi = nv.PrivateVI(
-        nv.private(regression, unit="rows"),
-        budget=budget or nv.PrivacyBudget(math.inf),
-        engine="dpvi",
-        progress_bar=False,
-        clipping_norm=1.0,
-        **share,
+    vi = vi_of(
+        regression, budget=budget or math.inf, engine="dpvi", clipping_norm=1.0, **share
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         result = vi.run(KEY, X.astype(np.float32), y.astype(np.float32))
     assert result.settings["num_steps"] == 200
     # Of released numbers there are these.
@@ -361,13 +347,7 @@ def test_covariates_of_any_size_have_the_same_fit():
 
     found = []
     for unit in (1.0, 1e4):
-        vi = nv.PrivateVI(
-            nv.private(events, unit="rows"),
-            budget=nv.PrivacyBudget(math.inf),
-            engine="dpvi",
-            progress_bar=False,
-        )
-        result = vi.run(jax.random.key(0), age, income / unit, y)
+        result = fit_to(events, age, income / unit, y, budget=math.inf, engine="dpvi")
         assert result.diagnostics["converged"]
         draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
         found.append([np.mean(draws["b"]), np.std(draws["b"])])

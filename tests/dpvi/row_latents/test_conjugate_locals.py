@@ -9,10 +9,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from _models import three_locals
 from scipy import special, stats
 
-import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
 from numpyro_vips.errors import UnsafeModelError
@@ -292,12 +292,7 @@ def test_a_fit_explains_itself_and_bounds_rows():
     X = rng.normal(size=(400, 3)).astype(np.float32)
     w = np.array([0.5, -0.4, 0.2])
     y = np.tanh(X @ w) + X @ w + rng.normal(size=400) * math.hypot(0.7, 0.4)
-    vi = nv.PrivateVI(
-        private(effects, unit="people"),
-        budget=nv.PrivacyBudget(math.inf),
-        num_steps=200,
-        progress_bar=False,
-    )
+    vi = vi_of(private(effects, unit="people"), budget=math.inf, num_steps=200)
     y = y.astype(np.float32)
     plan = vi.explain(X, y)
     assert plan.engine == "dpvi"

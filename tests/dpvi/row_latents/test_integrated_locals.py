@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 from scipy import integrate, special, stats
 
 import numpyro_vips as nv
@@ -243,12 +244,8 @@ def test_what_cannot_be_integrated_is_refused(fn: Any, reason: str):
 
 
 def fit(y: np.ndarray, budget: nv.PrivacyBudget, **options: Any) -> Any:
-    vi = nv.PrivateVI(
-        nv.private(effects, unit="rows"), budget=budget, progress_bar=False, **options
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return vi.run(jax.random.key(0), y)
+    with warnings.catch_warnings(action="ignore"):
+        return fit_to(effects, y, budget=budget, **options)
 
 
 @pytest.mark.slow

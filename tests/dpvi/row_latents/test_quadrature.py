@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from scipy import integrate, special, stats
 
 import numpyro_vips as nv
@@ -115,12 +116,7 @@ def test_a_learned_scale_of_latents_is_not_pulled_to_zero() -> None:
     rng = np.random.default_rng(0)
     ability = rng.normal(size=(400, 1))
     y = (rng.random((400, 5)) < special.expit(1.2 * ability + EASE)).astype(float)
-    vi = nv.PrivateVI(
-        nv.private(rasch, unit="students"),
-        budget=nv.PrivacyBudget(math.inf),
-        engine="dpvi",
-        progress_bar=False,
-    )
+    vi = vi_of(nv.private(rasch, unit="students"), budget=math.inf, engine="dpvi")
     result = vi.run(jax.random.key(0), y)
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
 

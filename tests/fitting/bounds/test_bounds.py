@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from _models import rates as counts
 
 import numpyro_vips as nv
@@ -39,10 +40,9 @@ def regression(X, y=None):
 
 
 def fit(model: Any, *arguments: Any, **options: Any) -> nv.PrivateVIResult:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(options.pop("budget", 1.0), 1e-5),
-        progress_bar=False,
+    vi = vi_of(
+        model,
+        budget=options.pop("budget", 1.0),
         insecure_seed=options.pop("seed", 0),
         **options,
     )
@@ -52,24 +52,12 @@ def fit(model: Any, *arguments: Any, **options: Any) -> nv.PrivateVIResult:
 
 
 def prepared(model: Any, *arguments: Any, **options: Any) -> Any:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-        **options,
-    )
-    return vi._prepare_fit(arguments, {})[0]
+    return vi_of(model, **options)._prepare_fit(arguments, {})[0]
 
 
 def bounds(model: Any, *arguments: Any, **options: Any) -> dict[str, str]:
     """Where each statistic's norm comes from, as `explain` says it."""
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-        **options,
-    )
-    plan = vi.explain(*arguments)
+    plan = vi_of(model, **options).explain(*arguments)
     return {
         row["statistic"]: row["bound"]
         for row in plan.statistics

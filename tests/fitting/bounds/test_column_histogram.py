@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds.bounds import NormPart
@@ -52,7 +53,7 @@ def apart(X: Any, y: Any = None) -> None:
 def _prepared(
     rows: int, columns: int = COLUMNS, model: Any = logistic, **options: Any
 ) -> Any:
-    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5), **options)
+    vi = vi_of(model, **options)
     labels = np.ones(rows, np.float32 if model is linear else np.int32)
     return vi._prepare_fit((np.ones((rows, columns), np.float32), labels), {})[0]
 
@@ -230,7 +231,7 @@ def test_columns_are_counted_where_they_are_few_for_the_rows():
 
 
 def test_they_have_their_share_of_the_budget():
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
+    vi = vi_of(logistic)
     rows = np.ones((5_000, COLUMNS), np.float32), np.ones(5_000, np.int32)
     plan = vi.explain(*rows)
     first = plan.schedule[0]
@@ -243,7 +244,7 @@ def test_they_have_their_share_of_the_budget():
 @pytest.mark.parametrize(("columns", "is_said"), [(1, False), (3, True)])
 def test_where_columns_are_not_counted_several_are_said_to_be(columns, is_said):
     """A single column hides no other."""
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
+    vi = vi_of(logistic)
     plan = vi.explain(np.ones((100, columns), np.float32), np.ones(100, np.int32))
     assert any("too few rows or too many" in note for note in plan.notes) == is_said
 
@@ -260,8 +261,7 @@ def test_raw_columns_with_a_prior_that_knows_nothing_of_them_hide_no_other():
     X = np.stack([np.ones(rows), ages, incomes], 1).astype(np.float32)
     truth = np.array([-1.5, 0.03, 2e-5])
     y = (rng.random(rows) < jax.nn.sigmoid(jnp.asarray(X @ truth))).astype(np.int32)
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(20.0, 1e-5), progress_bar=False)
-    result = vi.run(jax.random.key(0), X, y)
+    result = fit_to(logistic, X, y, budget=20.0)
     draws = np.asarray(result.sample_posterior(jax.random.key(1), (500,))["w"])
     errors = (draws.mean(0) - truth) / draws.std(0)
     assert np.all(np.abs(errors) < 4.5), errors
@@ -278,10 +278,7 @@ def test_raw_columns_of_a_linear_regression_hide_no_other():
     y = (X @ truth + rng.normal(0.0, 100.0, rows)).astype(np.float32)
     stddevs = []
     for number in range(3):
-        vi = nv.PrivateVI(
-            linear, budget=nv.PrivacyBudget(1.0, 1e-5), progress_bar=False
-        )
-        result = vi.run(jax.random.key(number), X, y)
+        result = vi_of(linear).run(jax.random.key(number), X, y)
         draws = result.sample_posterior(jax.random.key(1), (500,))
         w, sigma = np.asarray(draws["w"], float), np.asarray(draws["sigma"])
         errors = (w.mean(0) - truth) / w.std(0)

@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
+from _fits import fit_to, vi_of
 from scipy import stats
 
 import numpyro_vips as nv
@@ -122,27 +123,16 @@ def test_norms_are_finite_whatever_the_priors(model: Callable[..., None]) -> Non
 @pytest.mark.thorough
 def test_under_dpvi_synthetic_rows_stay() -> None:
     model = nv.private(ages, unit="rows")
-    budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(model, budget=budget, engine="dpvi")
-    prepared, _ = vi._prepare_fit((NUMBERS,), {})
+    prepared, _ = vi_of(model, engine="dpvi")._prepare_fit((NUMBERS,), {})
     assert prior_norms(prepared.engine, prepared.graph, prepared.parts, {}) == {}
     assert rows_in_place(prepared.engine) == "synthetic rows"
-
-
-def fit(model: Callable[..., None], y: np.ndarray) -> nv.PrivateVIResult:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-    )
-    return vi.run(jax.random.key(0), y)
 
 
 @pytest.mark.filterwarnings("ignore:Too few rows")
 def test_a_fit_of_few_rows_clips_to_them() -> None:
     """The noise may make any mean more likely, of those that the prior knows."""
     y = np.full(60, 45.0, np.float32)
-    (norm,) = fit(ages, y).diagnostics["clipping_norms"].values()
+    (norm,) = fit_to(ages, y).diagnostics["clipping_norms"].values()
     (expected,) = norms_of(ages, y).values()
     assert expected / 4 < norm < 4 * expected
 
@@ -208,7 +198,9 @@ def test_intervals_of_few_rows_hold_the_truth(model: Callable[..., None]) -> Non
     for _ in range(20):
         truth = 50.0 + 20.0 * rng.normal()
         y = (truth + 10.0 * rng.normal(size=60)).astype(np.float32)
-        draws = fit(model, y).sample_posterior(jax.random.key(1), sample_shape=(1000,))
+        draws = fit_to(model, y).sample_posterior(
+            jax.random.key(1), sample_shape=(1000,)
+        )
         low, high = np.quantile(np.asarray(draws["mean"]), [0.05, 0.95])
         held.append(low < truth < high)
     assert np.mean(held) >= 0.5

@@ -29,8 +29,7 @@ def fit(X: np.ndarray, y: np.ndarray, **options: Any) -> nv.PrivateVIResult:
         **options,
     }
     vi = nv.PrivateVI(nv.private(logistic, unit="rows"), progress_bar=False, **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return vi.run(KEY, X, y)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from _fits import vi_of
 from _models import logistic
 
 import numpyro_vips as nv
@@ -85,14 +86,12 @@ def in_each(count: int, work: Callable[[int, Across], Any]) -> list[Any]:
 
 def fit(across: Any = None, *args: Any, budget: Any = None, **options: Any) -> Any:
     settings: dict[str, Any] = {"num_steps": 3, "max_batch_size": 64, **options}
-    vi = nv.PrivateVI(
-        nv.private(logistic, unit="rows"),
+    return vi_of(
+        logistic,
         budget=nv.PrivacyBudget(1.0, 1e-5) if budget is None else budget,
         across=across,
-        progress_bar=False,
         **settings,
-    )
-    return vi.run(KEY, *(args or (X, Y)))
+    ).run(KEY, *(args or (X, Y)))
 
 
 class Source:
@@ -111,8 +110,7 @@ class Source:
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         yield
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from _models import MODELS, UNIT, Rows, compiled, graph_of
 
 import numpyro_vips as nv
@@ -121,9 +122,8 @@ def test_every_engine_refuses_rows_that_act_on_each_other(
     X, y = MODELS["logistic_fixed"].rows()
     budget = nv.PrivacyBudget(1.0, 1e-5)
     model = nv.private(_regression(ACROSS[name]), unit=UNIT)
-    vi = nv.PrivateVI(model, budget=budget, engine=engine)
     with pytest.raises(nv.UnsafeModelError, match=r"rows"):
-        vi.explain(X, y)
+        vi_of(model, budget=budget, engine=engine).explain(X, y)
     assert not budget.charges
 
 

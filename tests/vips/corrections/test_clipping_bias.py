@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.vips.corrections.clipping_bias import Lost, without_clipping
@@ -75,16 +76,13 @@ def test_a_rate_of_clipped_durations_lies_in_its_interval(clipping_norm: float) 
     rng, inside, means = np.random.default_rng(0), [], []
     for seed in range(6):
         y = rng.exponential(1.0, 4000).astype(np.float32)
-        vi = nv.PrivateVI(
-            nv.private(durations, unit="rows", public=("n",)),
-            budget=nv.PrivacyBudget(2.0, 1e-5),
-            clipping_norm=clipping_norm,
-            progress_bar=False,
-            insecure_seed=seed,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = vi.run(jax.random.key(seed), len(y), y)
+        with warnings.catch_warnings(action="ignore"):
+            result = vi_of(
+                nv.private(durations, unit="rows", public=("n",)),
+                budget=2.0,
+                clipping_norm=clipping_norm,
+                insecure_seed=seed,
+            ).run(jax.random.key(seed), len(y), y)
         draws = result.sample_posterior(jax.random.key(1), (2000,))["rate"]
         low, high = np.quantile(np.asarray(draws), [0.05, 0.95])
         inside.append(low <= 1.0 <= high)
@@ -101,16 +99,8 @@ def test_a_line_through_clipped_points_has_its_slope_and_its_residuals() -> None
     rng = np.random.default_rng(0)
     x = rng.normal(size=4000).astype(np.float32)
     y = (0.3 * x + rng.normal(size=4000)).astype(np.float32)
-    vi = nv.PrivateVI(
-        nv.private(line, unit="rows"),
-        budget=nv.PrivacyBudget(2.0, 1e-5),
-        clipping_norm=1.0,
-        progress_bar=False,
-        insecure_seed=0,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = vi.run(jax.random.key(0), x, y)
+    with warnings.catch_warnings(action="ignore"):
+        result = fit_to(line, x, y, budget=2.0, clipping_norm=1.0, insecure_seed=0)
     draws = result.sample_posterior(jax.random.key(1), (2000,))
     # Two rows of three are clipped; without correction these are 0.67 and 0.20.
     assert np.mean(np.asarray(draws["sigma"])) == pytest.approx(1.0, abs=0.06)

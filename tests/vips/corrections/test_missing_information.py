@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.structure.statistic import Statistic
@@ -62,15 +63,13 @@ def repeated_with_scales(n: int, y: Any = None) -> None:
 
 
 def fitted(model: Any, y: np.ndarray, epsilon: float = 1e5) -> nv.PrivateVIResult:
-    vi = nv.PrivateVI(
+    vi = vi_of(
         nv.private(model, unit="rows", public=("n",)),
-        budget=nv.PrivacyBudget(epsilon, 1e-5),
+        budget=epsilon,
         engine="vips",
-        progress_bar=False,
         insecure_seed=0,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         # Nothing overflows or loses its precision on the way, in a rehearsal neither.
         warnings.filterwarnings("error", category=RuntimeWarning)
         warnings.filterwarnings("error", message="Explicitly requested dtype")
@@ -393,13 +392,7 @@ def test_rows_are_simulated_where_a_sum_is_observed() -> None:
     for seed in range(12):
         there = rng.random(1000) < 0.4
         y = ((rng.random((1000, 3)) < 0.4) & there[:, None]).astype(np.int32)
-        vi = nv.PrivateVI(
-            nv.private(caught, unit="rows"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            engine="vips",
-            progress_bar=False,
-        )
-        result = vi.run(jax.random.key(seed), y)
+        result = vi_of(caught, engine="vips").run(jax.random.key(seed), y)
         assert not any("covariates" in event.label for event in result.privacy.events)
         missing.append(result.diagnostics["missing_information"] or 0.0)
         draws = result.sample_posterior(jax.random.key(seed), sample_shape=(1000,))

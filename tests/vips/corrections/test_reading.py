@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
+from _fits import fit_to
 from _repeated import (
     COMPLETE,
     OF_LEVEL,
@@ -20,7 +20,6 @@ from _repeated import (
     fit,
 )
 
-import numpyro_vips as nv
 from numpyro_vips.vips.corrections import reading as module
 from numpyro_vips.vips.corrections.reading import Reading
 
@@ -183,11 +182,6 @@ def test_a_fit_without_noise_is_tried_on_sums_that_have_no_posterior() -> None:
     """Sums of zeros, of which no variance is one, are not simulated from."""
     rng = np.random.default_rng(0)
     y = 1.0 + rng.normal(2.0, 0.7, (300, 1)) * AFTER + rng.normal(size=(300, 4))
-    vi = nv.PrivateVI(
-        nv.private(jumps, unit="rows"),
-        budget=nv.PrivacyBudget(math.inf),
-        progress_bar=False,
-    )
-    found = vi.run(jax.random.key(0), y.astype(np.float32)).posterior.moments()
+    found = fit_to(jumps, y.astype(np.float32), budget=math.inf).posterior.moments()
     for name, true in {"before": 1.0, "jump": 2.0, "spread": 0.7}.items():
         assert abs(found[name].mean - true) < 4.0 * found[name].stddev

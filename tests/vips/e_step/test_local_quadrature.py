@@ -13,9 +13,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to, vi_of
 from scipy import special
 
-import numpyro_vips as nv
 from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma, Tangent
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
@@ -289,12 +289,9 @@ def test_a_fit_finds_how_much_rows_differ() -> None:
     r = rng.binomial(n, special.expit(rng.normal(-2.5, 0.4, 300)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = nv.PrivateVI(
-            nv.private(hospitals, unit="rows"),
-            budget=nv.PrivacyBudget(math.inf),
-            engine="vips",
-            progress_bar=False,
-        ).run(jax.random.key(0), n, r.astype(np.float32))
+        result = fit_to(
+            hospitals, n, r.astype(np.float32), budget=math.inf, engine="vips"
+        )
     texts = [str(warning.message) for warning in caught]
     assert not any("replaced by a bound" in text for text in texts)
     assert result.diagnostics["bounds"] == {}
@@ -357,11 +354,7 @@ def test_what_is_integrated_and_what_is_said_of_it() -> None:
         found = integrated_latents(program.structure, program.row_terms)
         assert [one.latents.name for one in found] == integrated
         assert {site: bounds_at(program, site) for site in bounds} == bounds
-        vi = nv.PrivateVI(
-            nv.private(fn, unit="rows"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            engine="vips",
-        )
+        vi = vi_of(fn, engine="vips")
         rows = (np.tile(np.asarray(x), (9, *(1,) * np.ndim(x))) for x in args)
         text = str(vi.explain(*rows))
         assert ("quadrature [" in text) == bool(integrated)
@@ -455,13 +448,8 @@ def test_a_latent_that_is_masked_where_it_is_idle_changes_nothing(
     x = np.where(seen, whole, 0.0).astype(np.float32)
 
     def moments(is_masked: bool) -> np.ndarray:
-        vi = nv.PrivateVI(
-            nv.private(functools.partial(model, is_masked), unit="rows"),
-            budget=nv.PrivacyBudget(math.inf),
-            progress_bar=False,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        vi = vi_of(functools.partial(model, is_masked), budget=math.inf)
+        with warnings.catch_warnings(action="ignore"):
             result = vi.run(jax.random.key(0), x, seen, y)
         found = result.posterior.moments()
         return np.array([found[name].mean for name in names])

@@ -7,9 +7,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from scipy.special import expit
-
-import numpyro_vips as nv
 
 ROWS = 4_000
 
@@ -31,9 +30,7 @@ def rows() -> np.ndarray:
 def _found(rows: np.ndarray, intercept: float, w: np.ndarray) -> dict[str, float]:
     """At these coefficients, after a release of the curvature without noise."""
     data = (rows, np.zeros(ROWS, np.int32))
-    budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(nv.private(logistic, unit="rows"), budget=budget)
-    engine = vi._prepare_fit(data, {})[0].engine
+    engine = vi_of(logistic)._prepare_fit(data, {})[0].engine
     state = engine.initial_state(jax.random.key(0))
     assert engine.expected_squares(state) == {}
     released = {
@@ -81,7 +78,5 @@ def test_other_models_have_none():
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
-    budget = nv.PrivacyBudget(1.0, 1e-5)
-    vi = nv.PrivateVI(nv.private(mean, unit="rows"), budget=budget)
-    engine = vi._prepare_fit((np.zeros(50, np.float32),), {})[0].engine
+    engine = vi_of(mean)._prepare_fit((np.zeros(50, np.float32),), {})[0].engine
     assert engine.expected_squares(engine.initial_state(jax.random.key(0))) == {}

@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.stats
+from _fits import fit_to
 
 import numpyro_vips as nv
 
@@ -64,14 +65,7 @@ def test_the_scale_of_effects_has_its_margin(name: str):
     group = np.arange(ROWS) % GROUPS
     effects = rng.normal(1.0, 0.8, GROUPS)
     y = np.float32(effects[group] + rng.normal(0.0, STDDEV, ROWS))
-    vi = nv.PrivateVI(
-        model,
-        budget=nv.PrivacyBudget(1e6, 1e-5),
-        engine="vips",
-        clipping_norm=100.0,
-        progress_bar=False,
-    )
-    result = vi.run(jax.random.key(0), group, y)
+    result = fit_to(model, group, y, budget=1e6, engine="vips", clipping_norm=100.0)
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(20_000,))
     logs = np.log(np.asarray(draws["scale"], np.float64))
     weights = exact(np.asarray(y), group, prior)

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from numpyro.distributions import kl_divergence
 
 import numpyro_vips as nv
@@ -53,15 +54,8 @@ def fit(
     rows: Any = Y,
     **options: Any,
 ) -> Any:
-    vi = nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=budget or nv.PrivacyBudget(math.inf),
-        engine="vips",
-        progress_bar=False,
-        **options,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    vi = vi_of(fn, budget=budget or math.inf, engine="vips", **options)
+    with warnings.catch_warnings(action="ignore"):
         return vi.run(jax.random.key(key), rows)
 
 
@@ -174,14 +168,8 @@ def test_means_of_effects_get_to_where_rows_are_in_ten_steps():
     rng = np.random.default_rng(0)
     effects = rng.multivariate_normal([10.0, 2.0], [[4.0, 0.8], [0.8, 0.5]], 3000)
     visits = effects[:, :1] + effects[:, 1:] * np.arange(5) + rng.normal(size=(3000, 5))
-    vi = nv.PrivateVI(
-        nv.private(growth, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-6),
-        progress_bar=False,
-        insecure_seed=0,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    vi = vi_of(growth, budget=nv.PrivacyBudget(1.0, 1e-6), insecure_seed=0)
+    with warnings.catch_warnings(action="ignore"):
         result = vi.run(jax.random.key(0), visits.astype(np.float32))
     found = result.posterior.moments()
     np.testing.assert_allclose(found["m"].mean, [10.0, 2.0], atol=0.5)

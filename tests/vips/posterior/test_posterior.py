@@ -2,12 +2,12 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 
 import numpyro_vips as nv
 from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
@@ -24,8 +24,7 @@ def gaussian(y):
 @pytest.fixture(scope="module")
 def posterior() -> ConjugatePosterior:
     y = np.random.default_rng(0).normal(size=200).astype(np.float32)
-    vi = nv.PrivateVI(gaussian, budget=nv.PrivacyBudget(math.inf), progress_bar=False)
-    found = vi.run(jax.random.key(0), y).posterior
+    found = fit_to(gaussian, y, budget=math.inf).posterior
     assert isinstance(found, ConjugatePosterior)
     return found
 

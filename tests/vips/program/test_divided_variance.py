@@ -8,9 +8,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from _models import uncertified
-
-import numpyro_vips as nv
 
 VISITS = 4
 
@@ -73,11 +72,7 @@ def test_small_scales_of_slopes_are_found_under_noise(
     def model(x: Any, y: Any) -> None:
         visits(x, y, latents=2, learnt=True)
 
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(20.0, 1e-5),
-        progress_bar=False,
-    )
+    vi = vi_of(model, budget=20.0)
     plan = vi.explain(*rows)
     assert "own_0, own_1 divide the rows' variance" in str(plan)
     draws = vi.run(jax.random.key(0), *rows).sample_posterior(

@@ -19,7 +19,7 @@ from scipy import stats
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint, symbolic_log_joint
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants
 from numpyro_vips.conjugacy.structure.structure import Structure, find_structure
-from numpyro_vips.model.trace import abstract_taken_rows
+from numpyro_vips.model.trace import abstract_taken_row
 from numpyro_vips.vips.program.feature_products import with_own_products
 
 AGE, DOSE, GROUP = np.float32(1.75), np.float32(-0.5), np.int32(2)
@@ -93,7 +93,7 @@ class Written:
         self.log_joint: LogJoint
         self.constants: RowConstants
         self.log_joint, self.constants = symbolic_log_joint(
-            graph, abstract_taken_rows(graph.arguments, 1)
+            graph, abstract_taken_row(graph.arguments)
         )
         self.structure: Structure = find_structure(self.log_joint, {})
         (self.factor,) = self.structure.recentred

@@ -13,8 +13,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import UNCLIPPED, EngineFit
+from _fits import fit_to
 
-import numpyro_vips as nv
 from numpyro_vips.vips.program.feature_detection import (
     weight_of_features,
     weight_of_intercepts,
@@ -530,15 +530,8 @@ def test_an_intercept_is_found_beside_columns_far_from_zero(
     dose = rng.normal(26.0, 4.0, count).astype(np.float32)
     y = (90.0 + 0.5 * age + 0.8 * dose + 12.0 * rng.normal(size=count)).astype("f4")
     rows = (age, dose, y) if model is separate else (np.stack([age, dose], 1), y)
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-        insecure_seed=0,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = vi.run(jax.random.key(0), *rows)
+    with warnings.catch_warnings(action="ignore"):
+        result = fit_to(model, *rows, insecure_seed=0)
     draws = result.sample_posterior(jax.random.key(1), (2000,))
     intercept = np.asarray(draws["a"])
     assert abs(intercept.mean() - 90.0) < 4.0 * intercept.std()

@@ -9,9 +9,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 from _models import uncertified
-
-import numpyro_vips as nv
 
 ROWS = 40
 RNG = np.random.default_rng(0)
@@ -109,12 +108,7 @@ def test_noise_says_nothing_of_them() -> None:
     y = rng.random(1200) < 1.0 / (1.0 + np.exp(-(a[group] + b[item])))
     inside, widths = [], []
     for seed in range(5):
-        vi = nv.PrivateVI(
-            nv.private(crossed, unit="rows"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            progress_bar=False,
-            insecure_seed=seed,
-        )
+        vi = vi_of(crossed, insecure_seed=seed)
         result = vi.run(jax.random.key(seed), group, item, y.astype(np.int32))
         draws = result.sample_posterior(jax.random.key(1), (1000,))
         for name, truth in {"a": a, "b": b}.items():

@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.vips.program.waiting_globals import num_waiting
@@ -194,13 +195,12 @@ def test_overlapping_clusters_are_found_under_noise() -> None:
     rows = CENTRES[rng.integers(0, 5, 6000)]
     rows = (rows + rng.normal(size=rows.shape)).astype(np.float32)
     x, others = rows[:1000], rows[1000:]
-    vi = nv.PrivateVI(
+    vi = vi_of(
         five_clusters,
         budget=nv.PrivacyBudget(8.0, 1e-2),
         engine="vips",
         epsilon=4.0,
         delta=1e-3,
-        progress_bar=False,
         insecure_seed=0,
     )
 
@@ -233,12 +233,11 @@ def test_components_that_priors_have_apart_stay_there_with_few_rows() -> None:
     rng = np.random.default_rng(0)
     centres = np.array([22.0, 76.0])
     y = rng.normal(centres[rng.integers(0, 2, 1000)], 8.0).astype(np.float32)
-    vi = nv.PrivateVI(
+    vi = vi_of(
         two_groups,
         budget=nv.PrivacyBudget(4.0, 1e-4),
         epsilon=0.5,
         delta=1e-5,
-        progress_bar=False,
         insecure_seed=0,
     )
     for seed in range(6):

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release
@@ -59,10 +60,9 @@ def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit_of(model: Any, epsilon: float = 1.0, **options: Any) -> nv.PrivateVI:
-    return nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(epsilon, 1e-5 if math.isfinite(epsilon) else 0.0),
-        progress_bar=False,
+    return vi_of(
+        model,
+        budget=epsilon,
         **{
             "engine": "vips",
             "insecure_seed": 0 if math.isfinite(epsilon) else None,
@@ -72,8 +72,7 @@ def fit_of(model: Any, epsilon: float = 1.0, **options: Any) -> nv.PrivateVI:
 
 
 def run(vi: nv.PrivateVI, *rows: Any) -> nv.PrivateVIResult:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return vi.run(jax.random.key(0), *rows)
 
 

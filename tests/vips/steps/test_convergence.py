@@ -5,15 +5,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 from scipy import special
 
-import numpyro_vips as nv
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.vips.steps.convergence import TOLERANCE, Trail
@@ -98,16 +97,8 @@ def overlapping(y: Any) -> None:
 
 
 def fit(fn: Any, *rows: Any, **options: Any) -> Any:
-    vi = nv.PrivateVI(
-        nv.private(fn, unit="rows"),
-        budget=nv.PrivacyBudget(math.inf),
-        engine="vips",
-        progress_bar=False,
-        **options,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return vi.run(jax.random.key(0), *rows)
+    with warnings.catch_warnings(action="ignore"):
+        return fit_to(fn, *rows, budget=math.inf, engine="vips", **options)
 
 
 def limit_of_overlapping() -> tuple[float, float]:
@@ -164,16 +155,7 @@ def test_a_fit_ends_when_it_has_converged():
 @pytest.mark.quick_with("options1")
 @pytest.mark.parametrize("options", [{"noise_multiplier": 30.0}, {"epsilon": 1.0}])
 def test_no_fit_under_noise_ends_by_what_it_finds(options: dict[str, Any]):
-    budget = nv.PrivacyBudget(2.0, 1e-5)
-    vi = nv.PrivateVI(
-        nv.private(overlapping, unit="rows"),
-        budget=budget,
-        engine="vips",
-        progress_bar=False,
-        **options,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = vi.run(jax.random.key(0), ROWS)
+    with warnings.catch_warnings(action="ignore"):
+        result = fit_to(overlapping, ROWS, budget=2.0, engine="vips", **options)
     assert result.diagnostics["num_steps"] == DEFAULT_STEPS_TO_FORGET
     assert result.diagnostics["remaining"] is None

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -61,15 +62,13 @@ def fit(**options: Any) -> Any:
     rng = np.random.default_rng(0)
     x = np.zeros(4000, np.float32)
     y = 2.0 * (rng.uniform(size=4000) < 0.95) + rng.normal(size=4000)
-    vi = nv.PrivateVI(
-        nv.private(groups, unit="rows"),
+    vi = vi_of(
+        groups,
         **{"engine": "vips", "budget": nv.PrivacyBudget(8.0, 1e-5), **options},
         clipping_norm=1.0,
-        progress_bar=False,
         insecure_seed=0,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return vi.run(jax.random.key(0), x, y.astype(np.float32))
 
 

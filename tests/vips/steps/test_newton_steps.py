@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 from scipy import special
 
 import numpyro_vips as nv
@@ -177,15 +178,8 @@ def test_strong_effects_are_found_under_noise():
 
     slopes, errors = [], []
     for seed in range(3):
-        vi = nv.PrivateVI(
-            nv.private(logistic, unit="rows"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            engine="vips",
-            progress_bar=False,
-            insecure_seed=seed,
-        )
         with pytest.warns(UserWarning, match="insecure_seed"):
-            result = vi.run(jax.random.key(0), X, y)
+            result = fit_to(logistic, X, y, engine="vips", insecure_seed=seed)
         mean = np.asarray(result.params["w/loc"])
         stddev = np.sqrt(np.diag(np.asarray(result.params["w/covariance_matrix"])))
         slopes.append(mean @ w / (w @ w))
@@ -213,15 +207,8 @@ def test_the_weight_of_a_column_of_zeros_keeps_its_prior(engine):
 
     found = []
     for seed in range(3):
-        vi = nv.PrivateVI(
-            logistic,
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            engine=engine,
-            progress_bar=False,
-            insecure_seed=seed,
-        )
         with pytest.warns(UserWarning, match="insecure_seed"):
-            result = vi.run(jax.random.key(0), X, y)
+            result = fit_to(logistic, X, y, engine=engine, insecure_seed=seed)
         draws = result.sample_posterior(jax.random.key(1), (2000,))["w"]
         found.append(np.std(np.asarray(draws), axis=0))
     assert np.median(found, axis=0)[2] > 1.0

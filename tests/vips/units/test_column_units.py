@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.sparse
+from _fits import vi_of
 from scipy.special import expit
 
 import numpyro_vips as nv
@@ -36,8 +37,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _engine(data: Any, **options: Any) -> Any:
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5), **options)
-    return vi._prepare_fit(data, {})[0].engine
+    return vi_of(logistic, **options)._prepare_fit(data, {})[0].engine
 
 
 def _state(engine: Any) -> Any:
@@ -187,8 +187,7 @@ def test_a_fit_starts_in_units_of_the_prior(data: Any):
         with numpyro.plate("rows", X.shape[0]):
             numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
-    vi = nv.PrivateVI(in_cents, budget=nv.PrivacyBudget(1.0, 1e-5))
-    engine = vi._prepare_fit(data, {})[0].engine
+    engine = vi_of(in_cents)._prepare_fit(data, {})[0].engine
     state = engine.initial_state(jax.random.key(0))
     expected = np.array([1.0, 0.5, 0.01, 10.0])
     np.testing.assert_allclose(_all_units(state), expected, rtol=1e-5)
@@ -221,9 +220,9 @@ def test_norms_that_the_caller_gives_are_those_of_the_statistics(data: Any):
 
 @pytest.mark.thorough
 def test_explain_says_which_units(data: Any):
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
+    vi = vi_of(logistic)
     assert "in units of columns" in " ".join(str(vi.explain(*data)).split())
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5), clipping_norm=1.0)
+    vi = vi_of(logistic, clipping_norm=1.0)
     assert "in units of columns" not in " ".join(str(vi.explain(*data)).split())
 
 
@@ -239,12 +238,10 @@ def test_rare_columns_are_learnt_beside_common_ones():
     def error(**options: Any) -> float:
         errors = []
         for seed in range(2):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                vi = nv.PrivateVI(
+            with warnings.catch_warnings(action="ignore"):
+                vi = vi_of(
                     logistic,
                     budget=nv.PrivacyBudget(0.5, 1e-6),
-                    progress_bar=False,
                     insecure_seed=seed,
                     **options,
                 )

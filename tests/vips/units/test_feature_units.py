@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
+from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
 
@@ -216,11 +217,7 @@ def test_a_raw_column_does_not_hide_the_slope(model: Callable[..., None]) -> Non
     stddevs, errors = [], []
     rows = slice(None) if model is in_one_vector else slice(1000)
     for number in range(5):
-        vi = nv.PrivateVI(
-            nv.private(model, unit="rows"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            progress_bar=False,
-        )
+        vi = vi_of(model)
         posterior = vi.run(jax.random.key(number), HEIGHT[rows], Y[rows]).posterior
         slope, place = ("w", 1) if model is in_one_vector else ("b", ())
         moments = posterior.moments()[slope]
@@ -250,12 +247,7 @@ def test_raw_columns_of_several_latents_are_all_seen() -> None:
     age, children = rng.normal(45.0, 12.0, count), 1.0 * rng.poisson(1.5, count)
     income = np.exp(rng.normal(8.0, 0.5, count))
     y = 20.0 + 0.4 * age + 0.002 * income + 3.0 * children + rng.normal(0, 10, count)
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-    )
-    result = vi.run(jax.random.key(0), age, income, children, y)
+    result = fit_to(model, age, income, children, y)
     design = np.stack([np.ones(count), age, income, children], 1)
     exact = 10.0 * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
     truth = [20.0, 0.4, 0.002, 3.0]

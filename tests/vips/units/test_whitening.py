@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import UNCLIPPED, EngineFit
+from _fits import fit_to, vi_of
 from scipy.special import expit
 
 import numpyro_vips as nv
@@ -119,10 +120,7 @@ def test_norms_of_the_callers_are_those_of_features_as_they_are() -> None:
 
 
 def test_every_pilot_is_a_step_of_the_schedule() -> None:
-    vi = nv.PrivateVI(
-        nv.private(in_one_vector, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5)
-    )
-    steps = vi._prepare_fit(table(ROWS), {})[0].steps
+    steps = vi_of(in_one_vector)._prepare_fit(table(ROWS), {})[0].steps
     of_curvature = [i for i, step in enumerate(steps) if step.blocks[0].name == "⟨w w⟩"]
     released = [i for i in of_curvature if not steps[i].counted]
     residuals = [i for i, step in enumerate(steps) if step.blocks[0].name == "⟨w⟩"]
@@ -141,9 +139,7 @@ def test_norms_of_the_structure_are_those_of_features_as_they_are() -> None:
     schema = nv.Schema(old=nv.Binary(), ill=nv.Binary())
     rng = np.random.default_rng(0)
     rows = {name: rng.integers(0, 2, ROWS) for name in ("old", "ill")}
-    vi = nv.PrivateVI(
-        nv.private(of_binary_columns, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5)
-    )
+    vi = vi_of(of_binary_columns)
     y = rng.integers(0, 2, ROWS)
     prepared, _ = vi._prepare_fit((schema.encode(rows).astype("f4"), y), {})
     assert prepared.engine.pilots == CURVATURE_PILOTS
@@ -331,13 +327,8 @@ def test_raw_columns_have_the_posterior_that_standardised_ones_have(
     mean, covariance = exact(X.astype(float), y, scale)
     errors, ratios = [], []
     for seed in range(5):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = nv.PrivateVI(
-                nv.private(model, unit="rows"),
-                budget=nv.PrivacyBudget(1.0, 1e-5),
-                progress_bar=False,
-            ).run(jax.random.key(seed), X, y)
+        with warnings.catch_warnings(action="ignore"):
+            result = vi_of(model).run(jax.random.key(seed), X, y)
         moments = result.posterior.moments()
         found, stddev = (
             np.concatenate([np.ravel(getattr(moments[k], of)) for k in sorted(moments)])
@@ -366,13 +357,8 @@ def test_years_as_they_are_have_an_interval_of_their_own() -> None:
     y = (rng.random(10_000) < expit(0.05 * (year - 2005.0))).astype(float)
     about = np.stack([np.ones_like(year), year - 2005.0], 1)
     mean, covariance = exact(about, y, np.array([200.0, 0.1]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = nv.PrivateVI(
-            nv.private(of_years, unit="rows"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            progress_bar=False,
-        ).run(jax.random.key(0), year.astype(np.float32), y.astype(np.int32))
+    with warnings.catch_warnings(action="ignore"):
+        result = fit_to(of_years, year.astype(np.float32), y.astype(np.int32))
     found = result.posterior.moments()["b"]
     stddev = float(np.asarray(found.stddev))
     assert stddev < 2.0 * np.sqrt(covariance[1, 1])

@@ -1,0 +1,60 @@
+"""Errors about keywords of `PrivateVI`, which say where a setting belongs."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
+
+from numpyro_vips.errors import did_you_mean
+
+_P = ParamSpec("_P")
+
+# Where else a setting belongs that is none of `PrivateVI`.
+_PLACES = {
+    "batch_size": "sampling=nv.Poisson(0.1) for a tenth of the rows in each step",
+    "subsample_size": "sampling=nv.Poisson(0.1) for a tenth of the rows in each step",
+    "learning_rate": "engine=nv.DPVI(optimizer=optax.adam(0.01))",
+    "optim": "engine=nv.DPVI(optimizer=optax.adam(0.01))",
+    "rng_key": "run(rng_key, X, y)",
+    "unit": "nv.private(model, unit='patients') in place of the model",
+    "public": "nv.private(model, unit='patients', public=('times',)) for the model",
+    "sampling_rate": "sampling=nv.Poisson(0.1)",
+    "relation": "sampling=nv.FullBatch(relation='replace_one')",
+    "accountant": "budget=nv.PrivacyBudget(epsilon, delta, accountant='moments')",
+    "step_size": "engine=nv.VIPS(step_size=lambda t: 1 / (t + 1))",
+    "release_once": "engine=nv.VIPS(release_once=False)",
+    "structure": "engine=nv.VIPS(structure={'w': 'diag'})",
+    "augmentation": "engine=nv.VIPS(augmentation='fixed-curvature')",
+    "local_steps": "engine=nv.VIPS(local_steps=20) or nv.DPVI(local_steps=20)",
+    "guide": "engine=nv.DPVI(guide='full_rank')",
+    "optimizer": "engine=nv.DPVI(optimizer=optax.adam(0.01))",
+    "loss": "engine=nv.DPVI(loss=numpyro.infer.TraceMeanField_ELBO())",
+    "perturb": "engine=nv.DPVI(perturb='all')",
+    "averaging": "engine=nv.DPVI(averaging=None)",
+}
+
+
+def naming_places(
+    init: Callable[Concatenate[Any, _P], None],
+) -> Callable[Concatenate[Any, _P], None]:
+    """Lets errors about keywords say which there is, and where a setting belongs."""
+    known = inspect.signature(init).parameters.keys() - {"self", "model"}
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        for name in kwargs:
+            if name in _PLACES:
+                raise TypeError(f"PrivateVI has no {name}=: write {_PLACES[name]}.")
+            if name not in known and name != "model":
+                hint = did_you_mean(name, known)
+                hint = hint or f"It has {', '.join(f'{k}=' for k in sorted(known))}."
+                raise TypeError(f"PrivateVI has no {name}=. {hint}")
+        if "budget" not in kwargs:
+            raise TypeError(
+                "PrivateVI needs budget=nv.PrivacyBudget(epsilon, delta), such as "
+                "nv.PrivacyBudget(1.0, 1e-6), the ledger that pays for all fits on the "
+                "same people. Its own epsilon= and delta= are one fit's share of it."
+            )
+        init(self, *args, **kwargs)
+
+    return checked
