@@ -104,7 +104,8 @@ class FeatureColumns:
         is in none.
 
         Args:
-          place: See above. Where it is does not matter to what is linear there.
+          place: See above. Where it is matters to features that a row divides by
+            what depends on a global; it is public, and the same for all rows.
           rows: Private rows, as the model takes them.
           mask: Which of them are counted.
           edges: Where bins end, see `counts_in_bins`.

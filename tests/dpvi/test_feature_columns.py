@@ -1,5 +1,6 @@
 """Columns of features: which there are, their counts, and what is made of them."""
 
+import warnings
 from typing import Any
 
 import jax
@@ -229,6 +230,51 @@ def test_units_last_where_others_are_found_on_the_way() -> None:
     units = np.diag(found.units)
     assert units[0] > 1.0
     assert units[1] == pytest.approx(units[0] / 32.0, rel=0.5)
+
+
+def dose_and_response(dose, y):
+    e0, ed50 = normal("e0"), numpyro.sample("ed50", dist.LogNormal(3.2, 1.0))
+    e_max = numpyro.sample("e_max", dist.Normal(0.0, 5.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
+    with numpyro.plate("rows", dose.shape[0]):
+        mean = e0 + e_max * dose / (dose + ed50)
+        numpyro.sample("y", dist.Normal(mean, sigma), obs=y)
+
+
+DOSES = np.array([0.0, 5.0, 25.0, 50.0, 100.0], np.float32)
+
+
+def test_what_a_row_divides_by_belongs_to_its_features() -> None:
+    """Else a response that levels off would be in units of one over the dose."""
+    engine = engine_of(dose_and_response, (DOSES, DOSES))
+    rows = {"dose": DOSES, "y": DOSES}
+    edges = np.array([0.01, 0.3, 0.6, 1.0])
+    (found,) = counts_of(engine, rows, np.ones(5, bool), edges)
+    # The median dose leads to a half of the most.
+    np.testing.assert_array_equal(found, [1, 1, 1, 2, 0])
+
+
+@pytest.mark.thorough
+def test_a_response_that_levels_off_is_in_its_interval() -> None:
+    """With units of one over the dose the most was ten deviations too small."""
+    truth = {"e0": 0.3, "e_max": 2.5, "ed50": 20.0, "sigma": 1.0}
+    scores = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        dose = rng.choice(DOSES, 800)
+        y = 0.3 + 2.5 * dose / (dose + 20.0) + rng.normal(size=800)
+        budget = nv.PrivacyBudget(1.0, 1e-5)
+        model = nv.private(dose_and_response, unit="rows")
+        vi = nv.PrivateVI(model, budget=budget, insecure_seed=seed, progress_bar=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = vi.run(jax.random.key(seed), dose, y.astype(np.float32))
+        draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
+        scores += [
+            (np.mean(draws[name]) - true) / np.std(draws[name])
+            for name, true in truth.items()
+        ]
+    assert np.mean(np.square(scores)) < 3.0
 
 
 @pytest.mark.parametrize("options", [{"has_norms": True}, {"perturb": "all"}])
