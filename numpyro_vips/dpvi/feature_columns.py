@@ -91,6 +91,12 @@ class FeatureColumns:
         self.of_row = jax.jit(self._sizes)
         self._of_rows = over_rows(self.of_row)
 
+    @property
+    def coefficients(self) -> frozenset[str]:
+        """The globals that columns multiply."""
+        owners = _owners(self._read)
+        return frozenset(owners[place] for group in self.groups for place in group)
+
     def counts(
         self,
         place: Mapping[str, Any],
