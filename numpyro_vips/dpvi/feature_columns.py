@@ -136,12 +136,20 @@ class FeatureColumns:
     ) -> Float64[np.ndarray, " read"]:
         """By how much the units of globals are longer, once columns' sizes are known.
 
+        A narrow prior may be that of somebody who knows how large the feature is. So it
+        is the unit of one, or of a wide prior, that becomes as many times shorter.
+
         Args:
           sizes: Of each column.
         """
         units = np.ones(self._read.size)
+        of_prior = [
+            np.broadcast_to(site.units, site.unconstrained_shape).ravel()
+            for site in self._read.sites
+        ]
+        narrow = np.minimum(np.concatenate(of_prior), 1.0)
         for group, size in zip(self.groups, sizes, strict=True):
-            units[group] = self._intercept / size
+            units[group] = self._intercept / size / narrow[group]
         return units
 
     def _features(

@@ -123,7 +123,8 @@ class UnitsOfRows:
             middle = _middle(of_rows.get(site.name, np.zeros(0)))
             if middle > 0:
                 most = self.widest[site.name] / factors
-                unit = 1.0 / math.sqrt(middle) / site.units
+                # A narrow prior's unit is in `units` where it is in question.
+                unit = 1.0 / math.sqrt(middle) / np.maximum(site.units, 1.0)
                 by = np.clip(unit, 1.0, np.maximum(1.0, most))
                 factors = np.where(most > _WIDER, by, 1.0) * factors
             grown.append(np.ravel(factors))

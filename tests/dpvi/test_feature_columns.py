@@ -214,6 +214,23 @@ def test_no_unit_is_longer_than_the_prior_is_wide() -> None:
     np.testing.assert_allclose(found.units, np.eye(3), atol=0.1)
 
 
+def test_a_prior_that_knows_the_feature_is_not_narrowed_twice() -> None:
+    """A rate that grows by a hundredth with each year of age has such a prior."""
+
+    def rates(age, y):
+        a, b = normal("a"), numpyro.sample("b", dist.Normal(0.0, 0.03))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(a + b * age)), obs=y)
+
+    engine = engine_of(rates, (AGE, Y))
+    state = engine.initial_state(threefry_key(0))
+    of_prior = np.array([float(site.units) for site in engine.space.sites])
+    sizes = {WHOLE_VECTOR: np.array([64.0])}
+    found = engine.with_column_sizes(state, sizes).coordinates
+    assert found is not None
+    np.testing.assert_allclose(of_prior * np.diag(found.units), [1.0, 1 / 64])
+
+
 def test_units_last_where_others_are_found_on_the_way() -> None:
     def far(age, y):
         a = numpyro.sample("a", dist.Normal(0.0, 100.0))
