@@ -364,6 +364,7 @@ def _first_coordinates(
 ) -> FirstCoordinates:
     """Those that the prior suggests, and what rows say of units; see `_noise_aware`."""
     sites = program.space.sites
+    columns = _columns(program, elbo, traced, read)
     return FirstCoordinates(
         of_prior=prior_coordinates(
             lambda z: program.public_elbo.log_prior(z, {}),
@@ -380,9 +381,10 @@ def _first_coordinates(
             elbo.centres,
             read=read,
             widest=moderate_scales(elbo.scales, elbo.logarithms),
+            coefficients=columns.coefficients,
             rows=lambda: elbo.rows_with_codes(read.sites, _CURVED_ROWS, traced),
         ),
-        columns=_columns(program, elbo, traced, read),
+        columns=columns,
     )
 
 

@@ -294,9 +294,7 @@ class DpviEngine(Abilities):
             return state
         if not first.of_rows.names:
             return state
-        factors = first.of_rows.at(state.variational.guide["loc"])
-        if state.column_units is not None:
-            factors = factors * state.column_units
+        factors = first.of_rows.at(state.variational.guide["loc"], state.column_units)
         variational: Any = state.variational
         return state._replace(
             coordinates=state.coordinates.grown(first.of_prior, factors),

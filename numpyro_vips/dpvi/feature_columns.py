@@ -91,6 +91,12 @@ class FeatureColumns:
         self.of_row = jax.jit(self._sizes)
         self._of_rows = over_rows(self.of_row)
 
+    @property
+    def coefficients(self) -> frozenset[str]:
+        """The globals that columns multiply."""
+        owners = _owners(self._read)
+        return frozenset(owners[place] for group in self.groups for place in group)
+
     def counts(
         self,
         place: Mapping[str, Any],
@@ -104,7 +110,8 @@ class FeatureColumns:
         is in none.
 
         Args:
-          place: See above. Where it is does not matter to what is linear there.
+          place: See above. Where it is matters to features that a row divides by
+            what depends on a global; it is public, and the same for all rows.
           rows: Private rows, as the model takes them.
           mask: Which of them are counted.
           edges: Where bins end, see `counts_in_bins`.
@@ -129,12 +136,20 @@ class FeatureColumns:
     ) -> Float64[np.ndarray, " read"]:
         """By how much the units of globals are longer, once columns' sizes are known.
 
+        A narrow prior may be that of somebody who knows how large the feature is. So it
+        is the unit of one, or of a wide prior, that becomes as many times shorter.
+
         Args:
           sizes: Of each column.
         """
         units = np.ones(self._read.size)
+        of_prior = [
+            np.broadcast_to(site.units, site.unconstrained_shape).ravel()
+            for site in self._read.sites
+        ]
+        narrow = np.minimum(np.concatenate(of_prior), 1.0)
         for group, size in zip(self.groups, sizes, strict=True):
-            units[group] = self._intercept / size
+            units[group] = self._intercept / size / narrow[group]
         return units
 
     def _features(

@@ -3,6 +3,10 @@
 In a + b x the globals a and b are added, each times numbers of the row at most. A
 number of that kind is a predictor where something else is made of it, such as an
 exponential. What the row multiplies a global with there is its feature.
+
+In a x / (x + c) a row divides by a number of its own, which depends on another global.
+The feature of a is x / (x + c) then, where c is at the time, and not x. What divides
+all rows alike, such as the scale of their residuals, is no part of a feature.
 """
 
 from collections.abc import Mapping
@@ -71,28 +75,40 @@ def linear_predictors(
     """
     flat = inlined(program)
     names = jax.tree.leaves({name: name for name in free})
-    # Of each number that depends on globals those that are added to it.
-    linear_in = {
-        variable: frozenset({name})
-        for variable, name in zip(flat.jaxpr.invars, names, strict=False)
-    }
+    inputs = flat.jaxpr.invars
+    # Of each number that depends on globals all of these, and those that are added.
+    made_of = {v: frozenset({n}) for v, n in zip(inputs, names, strict=False)}
+    linear_in = dict(made_of)
+    of_rows = set(inputs[len(names) :])
     found, places = [], []
     for equation in flat.jaxpr.eqns:
         operands = [None if _is_literal(v) else v for v in equation.invars]
-        dependent = [v for v in operands if v in linear_in]
+        if not of_rows.isdisjoint(operands):
+            of_rows.update(equation.outvars)
+        dependent = [v for v in operands if v in made_of]
         if not dependent:
             continue
         name = equation.primitive.name
-        is_linear = name in _LINEAR or (name in _BILINEAR and len(dependent) == 1)
         # No divisor is linear.
-        is_linear &= name != "div" or operands[1] not in linear_in
-        added = frozenset[str]()
-        if is_linear:
-            added = added.union(*(linear_in[v] for v in dependent))
+        factors = operands[:1] if name == "div" else operands
+        linear = [v for v in dependent if v in factors and linear_in[v]]
+        others = [v for v in dependent if v not in linear]
+        added = frozenset[str]().union(*(linear_in[v] for v in linear))
+        if name in _BILINEAR and len(linear) == 1 and of_rows.issuperset(others):
+            added = added.difference(*(made_of[v] for v in others))
+            linear = []
+        elif name in _LINEAR:
+            linear = []
         else:
-            used = [v for v in dependent if linear_in[v]]
-            found += [LinearPredictor(linear_in[v], name) for v in used]
-            places += used
+            added = frozenset[str]()
+        used = [v for v in dependent if linear_in[v] and (linear or v in others)]
+        found += [LinearPredictor(linear_in[v], name) for v in used]
+        places += used
+        made_of.update(
+            dict.fromkeys(
+                equation.outvars, frozenset().union(*(made_of[v] for v in dependent))
+            )
+        )
         linear_in.update(dict.fromkeys(equation.outvars, added))
     return LinearPredictors(tuple(found), with_results(flat, places))
 

@@ -14,7 +14,7 @@ row's gradient is clipped in whatever coordinates there are.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.logarithmic_globals import logarithmic_globals
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 
@@ -40,7 +40,7 @@ class UnitsOfRows:
 
     Attributes:
       read: The globals that rows depend on, in the layout's order.
-      names: Those of them whose units are in question.
+      names: Those of them whose units may be in question.
       widest: By name, the prior's standard deviations in units.
       curvatures: By name the curvature of each row's log density in the global's value,
         from the unconstrained globals in `read` and rows.
@@ -62,21 +62,29 @@ class UnitsOfRows:
         *,
         read: UnconstrainedSpace,
         widest: Mapping[str, Float64[np.ndarray, "..."]],
+        coefficients: Collection[str],
         rows: Callable[[], Mapping[str, np.ndarray]],
     ) -> "UnitsOfRows":
         """Those of a model; no private value is read.
 
-        A unit is in question where the global may be any number and its prior is wider.
-        Those whose exponential is taken are no such: as an exponent, one is much.
+        A unit is in question where the global may be any number and its prior is wider,
+        as it may be once the sizes of features have made the unit of a coefficient
+        shorter. Those whose exponential is taken are no such: as an exponent, one is
+        much.
 
         Args:
           density: A row's log density.
           program: The same, traced, of inputs that begin with the leaves of `centres`.
           centres: Places of all globals.
           read, widest: See above; `widest` for all globals.
+          coefficients: Globals whose units may become shorter.
           rows: Makes synthetic rows.
         """
-        names = [s.name for s in read.sites if _is_in_question(s, widest[s.name])]
+        names = [
+            s.name
+            for s in read.sites
+            if s.is_real and (s.name in coefficients or np.any(widest[s.name] > _WIDER))
+        ]
         if names:
             exponents = logarithmic_globals(program, centres)
             names = [name for name in names if name not in exponents]
@@ -91,31 +99,36 @@ class UnitsOfRows:
             rows=_of_unit_size(rows()) if names else {},
         )
 
-    def at(self, loc: Float[Array, " size"]) -> Float64[np.ndarray, " read"]:
+    def at(
+        self, loc: Float[Array, " size"], units: Float64[np.ndarray, " read"] | None
+    ) -> Float64[np.ndarray, " read"]:
         """By how much units at a place are larger than those of the layout.
 
         Args:
           loc: The place: all unconstrained globals, those that rows depend on first.
+          units: By how much the sizes of features have made them larger; None by one.
 
         Returns:
-          For each number that rows depend on 1 / √h with the middle row's curvature h;
-          at least 1, and at most as the prior is wide.
+          For each number that rows depend on 1 / √h with the middle row's curvature h,
+          at features of one, times its entry in `units`. It is at least that entry, and
+          at most as the prior is wide.
         """
         place = self.read.split(jnp.asarray(loc)[: self.read.size])
         of_rows = self.curvatures(place, self.rows) if self.names else {}
+        before = np.ones(self.read.size) if units is None else units
+        shares = self.read.split(jnp.asarray(before))
         grown = [np.zeros(0)]
         for site in self.read.sites:
-            factors = np.ones(site.unconstrained_shape)
+            factors = np.asarray(shares[site.name], np.float64)
             middle = _middle(of_rows.get(site.name, np.zeros(0)))
             if middle > 0:
-                unit = 1.0 / math.sqrt(middle) / site.units
-                factors = np.clip(unit, 1.0, np.maximum(1.0, self.widest[site.name]))
+                most = self.widest[site.name] / factors
+                # A narrow prior's unit is in `units` where it is in question.
+                unit = 1.0 / math.sqrt(middle) / np.maximum(site.units, 1.0)
+                by = np.clip(unit, 1.0, np.maximum(1.0, most))
+                factors = np.where(most > _WIDER, by, 1.0) * factors
             grown.append(np.ravel(factors))
         return np.concatenate(grown)
-
-
-def _is_in_question(site: GuideSite, widest: Float64[np.ndarray, "..."]) -> bool:
-    return site.is_real and bool(np.any(widest > _WIDER))
 
 
 def _middle(numbers: Any) -> float:

@@ -1,5 +1,6 @@
 """Columns of features: which there are, their counts, and what is made of them."""
 
+import warnings
 from typing import Any
 
 import jax
@@ -214,6 +215,23 @@ def test_no_unit_is_longer_than_the_prior_is_wide() -> None:
     np.testing.assert_allclose(found.units, np.eye(3), atol=0.1)
 
 
+def test_a_prior_that_knows_the_feature_is_not_narrowed_twice() -> None:
+    """A rate that grows by a hundredth with each year of age has such a prior."""
+
+    def rates(age, y):
+        a, b = normal("a"), numpyro.sample("b", dist.Normal(0.0, 0.03))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(a + b * age)), obs=y)
+
+    engine = engine_of(rates, (AGE, Y))
+    state = engine.initial_state(threefry_key(0))
+    of_prior = np.array([float(site.units) for site in engine.space.sites])
+    sizes = {WHOLE_VECTOR: np.array([64.0])}
+    found = engine.with_column_sizes(state, sizes).coordinates
+    assert found is not None
+    np.testing.assert_allclose(of_prior * np.diag(found.units), [1.0, 1 / 64])
+
+
 def test_units_last_where_others_are_found_on_the_way() -> None:
     def far(age, y):
         a = numpyro.sample("a", dist.Normal(0.0, 100.0))
@@ -230,6 +248,108 @@ def test_units_last_where_others_are_found_on_the_way() -> None:
     units = np.diag(found.units)
     assert units[0] > 1.0
     assert units[1] == pytest.approx(units[0] / 32.0, rel=0.5)
+
+
+def dose_and_response(dose, y):
+    e0, ed50 = normal("e0"), numpyro.sample("ed50", dist.LogNormal(3.2, 1.0))
+    e_max = numpyro.sample("e_max", dist.Normal(0.0, 5.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
+    with numpyro.plate("rows", dose.shape[0]):
+        mean = e0 + e_max * dose / (dose + ed50)
+        numpyro.sample("y", dist.Normal(mean, sigma), obs=y)
+
+
+DOSES = np.array([0.0, 5.0, 25.0, 50.0, 100.0], np.float32)
+
+
+def test_what_a_row_divides_by_belongs_to_its_features() -> None:
+    """Else a response that levels off would be in units of one over the dose."""
+    engine = engine_of(dose_and_response, (DOSES, DOSES))
+    rows = {"dose": DOSES, "y": DOSES}
+    edges = np.array([0.01, 0.3, 0.6, 1.0])
+    (found,) = counts_of(engine, rows, np.ones(5, bool), edges)
+    # The median dose leads to a half of the most.
+    np.testing.assert_array_equal(found, [1, 1, 1, 2, 0])
+
+
+def quiet_fit(model: Any, *rows: Any, seed: int) -> nv.PrivateVIResult:
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    private = nv.private(model, unit="rows")
+    vi = nv.PrivateVI(private, budget=budget, insecure_seed=seed, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return vi.run(jax.random.key(seed), *rows)
+
+
+@pytest.mark.thorough
+def test_a_response_that_levels_off_is_in_its_interval() -> None:
+    """With units of one over the dose the most was ten deviations too small."""
+    truth = {"e0": 0.3, "e_max": 2.5, "ed50": 20.0, "sigma": 1.0}
+    scores = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        dose = rng.choice(DOSES, 800)
+        y = 0.3 + 2.5 * dose / (dose + 20.0) + rng.normal(size=800)
+        result = quiet_fit(dose_and_response, dose, y.astype(np.float32), seed=seed)
+        draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
+        scores += [
+            (np.mean(draws[name]) - true) / np.std(draws[name])
+            for name, true in truth.items()
+        ]
+    assert np.mean(np.square(scores)) < 3.0
+
+
+def test_a_coefficient_grows_though_its_prior_is_no_wider_than_one() -> None:
+    """It counts how wide it is beside the unit that the feature's size has made."""
+
+    def far(age, y):
+        a, b = numpyro.sample("a", dist.Normal(0.0, 100.0)), normal("b")
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.StudentT(4.0, a + b * age, 10.0), obs=1.0 * y)
+
+    engine = engine_of(far, (AGE, Y))
+    state = engine.initial_state(threefry_key(0))
+    for age, of_b in ((32.0, 1.0 / 32.0), (4.0, 1.0 / 10.0)):
+        sizes = {WHOLE_VECTOR: np.array([age / 10.0])}
+        sized = engine.with_column_sizes(state, sizes)
+        found = engine.before_norms(sized, {"loc"}).coordinates
+        assert found is not None
+        units = np.diag(found.units)
+        # The scale of the residuals; that of b is no longer than its prior is wide.
+        unit = float(engine.space.sites[0].units)
+        assert units[0] * unit == pytest.approx(10.0 / 1.25**0.5, rel=0.1)
+        assert units[1] == pytest.approx(units[0] * unit * of_b, rel=0.5)
+
+
+@pytest.mark.thorough
+def test_ages_beside_many_groups_are_in_their_interval() -> None:
+    """In units of one over the age alone, root mean squares of scores were 11."""
+
+    def survey(age, school, region, y):
+        mean = numpyro.sample("mean", dist.Normal(50.0, 20.0))
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        tau = numpyro.sample("tau", dist.HalfNormal(5.0))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(10.0))
+        with numpyro.plate("schools", 12):
+            of_school: Any = numpyro.sample("of_school", dist.Normal(0.0, tau))
+        with numpyro.plate("regions", 4):
+            of_region: Any = numpyro.sample("of_region", dist.Normal(0.0, 5.0))
+        with numpyro.plate("rows", y.shape[0]):
+            loc = mean + slope * age + of_school[school] + of_region[region]
+            numpyro.sample("y", dist.Normal(loc, sigma), obs=y)
+
+    scores = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        age = rng.integers(18, 80, 3000).astype(np.float32)
+        school, region = rng.integers(0, 12, 3000), rng.integers(0, 4, 3000)
+        loc = 50.0 + 0.2 * age + 4.0 * rng.normal(size=12)[school] + region
+        y = (loc + 8.0 * rng.normal(size=3000)).astype(np.float32)
+        result = quiet_fit(survey, age, school, region, y, seed=seed)
+        assert result.engine == "dpvi"
+        draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
+        scores.append((np.mean(draws["slope"]) - 0.2) / np.std(draws["slope"]))
+    assert np.mean(np.square(scores)) < 3.0
 
 
 @pytest.mark.parametrize("options", [{"has_norms": True}, {"perturb": "all"}])

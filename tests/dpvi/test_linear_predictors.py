@@ -30,6 +30,20 @@ def predictor(a: Any, b: Any, x: Any) -> Any:
         # In a product of two globals each is one by itself.
         (lambda a, b, x: x * (a * b), [("a", "mul"), ("b", "mul")]),
         (lambda a, b, x: jnp.exp(a + jnp.sin(b) * x), [("b", "sin"), ("a", "exp")]),
+        # A row's own factor belongs to the feature, whatever global it depends on.
+        (
+            lambda a, b, x: jnp.exp(1 + a * x / (x + jnp.exp(b))),
+            [("b", "exp"), ("a", "exp")],
+        ),
+        (lambda a, b, x: jnp.exp(x - a * x / (x + b)), [("b", "div"), ("a", "exp")]),
+        (lambda a, b, x: jnp.exp(a * jnp.exp(-b * x)), [("b", "exp"), ("a", "exp")]),
+        # A factor that depends on the same global leaves nothing linear in it.
+        (
+            lambda a, b, x: jnp.exp(a * jnp.exp(-a * x) + b),
+            [("a", "exp"), ("b", "exp")],
+        ),
+        # What divides all rows alike is none of their own.
+        (lambda a, b, x: ((x - a) / jnp.exp(b)) ** 2, [("b", "exp"), ("a", "div")]),
         # What is but added to the density is none.
         (lambda a, b, x: a * x + b, []),
     ],

@@ -31,7 +31,7 @@ def units_at(engine: DpviEngine, **values: float) -> dict[str, np.ndarray]:
     for site in space.sites:
         if site.name in values:
             place[site.name] = site.transform.inv(jnp.asarray(values[site.name]))
-    grown = units_of_rows.at(space.join(place))
+    grown = units_of_rows.at(space.join(place), None)
     read = units_of_rows.read
     return {
         site.name: site.units * factor
