@@ -10,8 +10,9 @@ many,
     I(m) = W [c₀ (μμᵀ + Σ − vvᵀ/s²) + c₁ (μvᵀ + vμᵀ)/s² + c₂ vvᵀ/s⁴],
 
 c_k being the mean of σ'(ψ) (ψ − a)ᵏ (by Stein's lemma). This is not taken for the
-curvature. A noisy release at m is read in units in which this is the identity, so that
-noise in it does not hide that some directions have less; see `newton_posterior`.
+curvature. A noisy release at m₂ is read in units in which I(m₂) is the identity, so
+that noise in it does not hide that some directions have less, and what is read is that
+at m in units in which I(m) is; see `newton_posterior`.
 
 It is made of released numbers alone.
 """

@@ -203,8 +203,12 @@ class GlobalPrograms:
         targets = as_targets(found)
         # Steps go by what was released.
         if about is None and is_noisy(sums.noise_stddev):
+            there = self.centre_in(state, state.curvature_places)
+            before = self._expected_curvatures(state, there)
             for name, expected in self._expected_curvatures(state, centre).items():
-                targets[name] = targets[name]._replace(expected=expected)
+                targets[name] = targets[name]._replace(
+                    expected=expected, expected_there=before[name]
+                )
         for name, silent in self.program.silent.items():
             if silent.shape[1]:
                 there = frames[name].directions_in(silent) if name in frames else silent

@@ -139,8 +139,9 @@ class GlobalStep:
             first = min(roles.open & names)
             place = {name: state.expected_natural[name] for name in roles.open}
             asked = asked_also(asked, weights[first], place, state.clipped.get(first))
-        of_curvature = None
+        of_curvature, places = None, state.curvature_places
         if curvatures := roles.curvatures & names:
+            places = asked_about
             of_curvature = Unclipped(
                 {name: statistics[name] for name in curvatures},
                 {name: deviations[name] for name in curvatures},
@@ -157,6 +158,7 @@ class GlobalStep:
             num_steps=state.num_steps + 1,
             drift=drift or state.drift,
             first_curvature=state.first_curvature or of_curvature,
+            curvature_places=places,
             units=self._units(state, names, statistics, deviations),
         )
 

@@ -6,8 +6,9 @@ Residuals R̄, averaged over places with the average m̄, say of the coordinates
 
 I being the rows' information, of which there is a noisy release, and V the variance of
 the noise in R̄. See `noisy_information` for what that is worth: K = I (I + V)⁻¹ I, about
-m̄ + I⁻¹ R̄. What was released of I is read in units in which the information that is
-expected is the identity; see `expected_curvature`.
+m̄ + I⁻¹ R̄. What was released of I, at a place before m̄, is read in units in which the
+information that is expected there is the identity, and is taken to be the same at m̄ in
+units in which that is; see `expected_curvature`.
 
 - The posterior that is handed out stays at m̄ where noise hides the information, where
   new residuals have led in every step, and its width is nearly the prior's there:
@@ -157,12 +158,13 @@ def _known(target: Target, knows_noise: bool, *, keeps_squares: bool = False) ->
     """
     read = np.flatnonzero(target.noise_stddev > 0)
     block = np.ix_(read, read)
-    units = _units(target, read)
+    units = _units(target, target.expected, read)
+    there = _units(target, target.expected_there, read)
     information = Information(
-        _in_units(target.curvature[block], units),
+        _in_units(target.curvature[block], there),
         target.curvature_noise[block],
-        silent=_silent(target.silent, read, units),
-        coordinates=np.linalg.inv(units).T,
+        silent=_silent(target.silent, read, there),
+        coordinates=np.linalg.inv(there).T,
     )
     variance = _in_units(np.diag(target.noise_stddev[read] ** 2), units)
     prior = _in_units(np.diag(np.diag(target.prior_precision)[read]), units)
@@ -179,22 +181,29 @@ def _known(target: Target, knows_noise: bool, *, keeps_squares: bool = False) ->
 
 
 def _units(
-    target: Target, read: Int[np.ndarray, " read"]
+    target: Target,
+    expected: Float64[np.ndarray, "size size"] | None,
+    read: Int[np.ndarray, " read"],
 ) -> Float64[np.ndarray, "read read"]:
     """U, a root of a matrix UUᵀ that the information is compared with.
 
     Its eigenvalues are taken to be alike, as long as noise does not show otherwise. So
     this is the information that is expected, where that is known. Otherwise it is that
     of which noise is as large in every entry of the diagonal.
+
+    Args:
+      target: What was released.
+      expected: The information that is expected.
+      read: The coordinates that rows read.
     """
     noise = np.diag(target.curvature_noise)[read]
-    alone = np.where(noise > 0, noise, 1.0)
-    if target.expected is None:
-        return np.diag(np.sqrt(alone))
-    root = np.sqrt(alone)
-    matrix = target.expected[np.ix_(read, read)] / np.outer(root, root)
+    alone = np.sqrt(np.where(noise > 0, noise, 1.0))
+    if expected is None:
+        return np.diag(alone)
+    matrix = expected[np.ix_(read, read)] / np.outer(alone, alone)
     values, axes = np.linalg.eigh(matrix)
-    return root[:, None] * (axes * np.sqrt(np.maximum(values, _LEAST_EXPECTED)))
+    root = (axes * np.sqrt(np.maximum(values, _LEAST_EXPECTED))) @ axes.T
+    return alone[:, None] * root
 
 
 def _in_units(

@@ -63,6 +63,8 @@ class VipsState(NamedTuple):
       way: How far Newton steps have come, see `newton_steps`.
       first_curvature: What was released first of the statistics that are curvatures of
         factors that take Newton steps; None if nothing was.
+      curvature_places: By factor, where rows were asked for what was released last of
+        these.
       units: What entries of statistics are multiplied by where rows are clipped and
         noise is added, by the statistic's name; see `column_units`.
     """
@@ -96,6 +98,9 @@ class VipsState(NamedTuple):
     as_good: tuple[str, ...] = ()
     way: Way = Way()
     first_curvature: Unclipped | None = None
+    curvature_places: Mapping[str, Float64[np.ndarray, "..."]] = types.MappingProxyType(
+        {}
+    )
     units: Mapping[str, Float64[np.ndarray, " columns"]] = types.MappingProxyType({})
 
 

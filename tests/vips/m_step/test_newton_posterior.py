@@ -78,6 +78,47 @@ def test_a_hidden_matrix_leaves_the_mean_where_residuals_have_led():
     assert (abs(moved) < np.sqrt(np.diag(covariance))).all()
 
 
+def test_what_was_released_elsewhere_is_taken_to_the_place_of_the_posterior():
+    """It is off from what was expected there by a factor, as it is here then."""
+    rng = np.random.default_rng(5)
+    here, there = (root @ root.T for root in rng.normal(size=(2, 3, 6)))
+    target = target_of(
+        40.0 * there,
+        residual=np.zeros(3),
+        stddev=1e-6,
+        curvature_stddev=1e-6,
+        prior=np.eye(3),
+    )._replace(expected=here, expected_there=there)
+    found = natural_under_noise(target, np.zeros(3), knows_noise=True)
+    np.testing.assert_allclose(
+        -2.0 * found["xx"], 40.0 * here + np.eye(3), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_noise_does_not_hide_that_a_direction_has_less():
+    """Otherwise its eigenvalue may be read as nearly that of all others."""
+    size, noise, variance = 20, 8.0, 100.0
+    truth = np.diag([4.0] + [40.0] * (size - 1))
+    known = 4.0**2 / (4.0 + variance)
+    most = []
+    for expected in (None, truth):
+        rng, found = np.random.default_rng(6), []
+        for _ in range(20):
+            draw = noise * rng.normal(size=(size, size)) / 2.0
+            target = target_of(
+                truth + draw + draw.T,
+                residual=np.zeros(size),
+                stddev=np.sqrt(variance),
+                curvature_stddev=noise,
+                prior=0.01 * np.eye(size),
+            )._replace(expected=expected, expected_there=expected)
+            natural = natural_under_noise(target, np.zeros(size), knows_noise=True)
+            found.append(1.0 / np.linalg.inv(-2.0 * natural["xx"])[0, 0])
+        most.append(np.quantile(found, 0.9))
+    assert most[0] > 10.0 * known
+    assert most[1] < known
+
+
 def test_where_rows_cannot_be_heard_the_posterior_is_the_prior():
     """Where residuals have led by noise alone, the mean of the places is noise too."""
     rng = np.random.default_rng(2)
@@ -94,7 +135,7 @@ def test_where_rows_cannot_be_heard_the_posterior_is_the_prior():
         for matrix in noise
     )
     both = Target(
-        *(np.stack(fields) for fields in zip(one[:-2], other[:-2], strict=True))
+        *(np.stack(fields) for fields in zip(one[:-3], other[:-3], strict=True))
     )
 
     def means(limit: float) -> np.ndarray:
@@ -164,7 +205,7 @@ def test_batches_are_factors_of_their_own_and_flat_priors_are_left_alone():
         curvature_stddev=1.0,
         prior=np.eye(2),
     )
-    both = Target(*(np.stack([field, 2.0 * field]) for field in one[:-2]))
+    both = Target(*(np.stack([field, 2.0 * field]) for field in one[:-3]))
     centre = np.array([[0.1, 0.2], [0.3, 0.4]])
     found = natural_under_noise(both, centre, knows_noise=True)
     alone = natural_under_noise(one, centre[0], knows_noise=True)
