@@ -12,7 +12,7 @@ from typing import Any
 class NotConjugateError(Exception):
     """VIPS was asked for, and the model is not conjugate-exponential.
 
-    The message names the site and the use that is in the way.
+    The message names the site and the use that is in the way. Nothing was charged.
 
         >>> import jax, jax.numpy as jnp, numpy as np, numpyro
         >>> import numpyro.distributions as dist
@@ -45,8 +45,8 @@ class NotConjugateError(Exception):
 class UnsafeModelError(ValueError):
     """No engine may run the model, because the guarantee would not hold.
 
-    The message says what is unsafe and how to change the model. It is a `ValueError`
-    because a model, such as one without the unit plate, is an argument like another.
+    The message says what is unsafe and how to change the model. Nothing was charged. It
+    is a `ValueError`, since a model is an argument like another.
 
         >>> import numpy as np, numpyro, numpyro.distributions as dist
         >>> import numpyro_vips as nv

@@ -100,10 +100,11 @@ class PrivateVI:
       budget: The ledger that pays, and whose accountant prices;
         `PrivacyBudget(math.inf)` runs without noise and clipping, unless `epsilon` or
         `noise_multiplier` asks for them.
-      engine: `"vips"` for conjugate models, `"dpvi"` for any model, or `"auto"`, which
-        takes VIPS for conjugate models but those for which DPVI is more accurate, see
-        docs/choosing_a_budget.md. `explain` and the result say which ran. The names are
-        short for `VIPS()` and `DPVI()`, which take each engine's own settings.
+      engine: `"vips"` for conjugate models and logistic regressions, `"dpvi"` for any
+        model, or `"auto"`, which takes VIPS where it can run the model, unless DPVI is
+        more accurate, see docs/choosing_a_budget.md. `explain` and the result say which
+        ran. The names are short for `VIPS()` and `DPVI()`, which take each engine's own
+        settings.
       sampling: How a step takes its rows: `"full"`, which is short for `FullBatch()`,
         or `FullBatch(relation=)`, `Poisson(rate)` or `WithoutReplacement(rate)`.
       num_steps: Number of steps. Under noise the default is 200 for DPVI, and for VIPS
@@ -126,10 +127,11 @@ class PrivateVI:
       max_nonzeros: How many entries of a row may differ from zero, a public number, as
         `{"counts": 128}` for one private array argument, or a number if there is only
         one. A step then costs as many entries per row. Rows with more keep the largest.
-      max_batch_size: Most rows worked on at a time, rounded up to a multiple of 64;
-        larger minibatches take several passes, so none is ever cut.
-      noise_multiplier: Noise standard deviation over the L2 sensitivity, in place of
-        the smallest that the share affords.
+      max_batch_size: Most rows worked on at a time, rounded up to a multiple of 64, by
+        default 4,096; larger minibatches take several passes, so none is ever cut.
+      noise_multiplier: Standard deviation of a step's noise over the L2 sensitivity, in
+        place of the smallest that the share affords. A fit that then costs more than
+        its share is refused.
       diagnostics: Whether the last quarter of the steps also release how many rows were
         clipped, and how many counted as zero, for about 2 % of what these steps cost.
         The shares stand in the statement, with a warning where they matter.
@@ -143,10 +145,12 @@ class PrivateVI:
       across: Where rows are summed, if not in this process alone: `Processes()` spreads
         them over the processes of `jax.distributed`, `SimulatedParties(number)` shows
         what several parties would get that add noise each.
-      label: What the ledger calls this fit.
+      label: What the ledger calls this fit; by default the names of the model and the
+        engine.
       progress_bar: Whether to show the steps and the ε that was charged.
-      insecure_seed: Makes minibatches and noise repeatable. It voids the guarantee
-        towards anyone who may know the seed, warns, and is recorded in the statement.
+      insecure_seed: An integer that makes minibatches and noise repeatable. It voids
+        the guarantee towards whoever knows or guesses it, or sees two fits with it. A
+        fit warns, and the statement says INSECURE.
 
     Raises:
       TypeError, ValueError: An argument is not as described.
@@ -290,7 +294,8 @@ class PrivateVI:
         """Charges the budget, then fits the model.
 
         Args:
-          rng_key: A key of `jax.random`, for what is not private: initial values.
+          rng_key: A key of `jax.random`, for what is not private: initial values and
+            draws of guides.
           *args: The model's arguments. Arrays are private rows unless named in
             `private(public=...)`. A source of rows (`RowSource`) takes the place of an
             array, or of a dict of arrays where its rows are mappings; it is read some

@@ -187,7 +187,8 @@ class PrivateVIResult:
           The two parts of each global's variance; they print as a table.
 
         Raises:
-          ValueError: The posterior cannot tell them apart.
+          ValueError: The posterior cannot tell them apart, as under DPVI where it does
+            not allow for the noise, see docs/intervals.md.
         """
         if self.privacy.is_private and not isinstance(self.posterior, KnowsItsParts):
             raise ValueError(
@@ -391,6 +392,12 @@ class PrivateVIResult:
             ...     again = nv.load(pathlib.Path(folder, "fit.nc"))
             >>> again
             PrivateVIResult(vips, NOT PRIVATE, sites: p)
+
+        Args:
+          path: The file. What is in it may be published, if the result may be.
+
+        Raises:
+          OSError: The file cannot be written.
         """
         result_file.write(
             path,
@@ -476,6 +483,9 @@ def load(
       path: The file.
       model: The model that was fitted, which no file holds. Only `local_posterior` and
         `elbo` need it.
+
+    Returns:
+      The result as it was saved, less how long its steps took.
 
     Raises:
       FileNotFoundError: There is no such file.

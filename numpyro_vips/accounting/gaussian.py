@@ -16,8 +16,11 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
         0.0068
 
     Args:
-      mu: Sensitivity over the standard deviation of the noise, positive.
+      mu: Sensitivity over the standard deviation of the noise, positive. Not checked.
       epsilon: At which epsilon.
+
+    Returns:
+      The least delta at which the mechanism is (epsilon, delta)-private.
     """
     below = epsilon / mu - mu / 2
     above = epsilon / mu + mu / 2

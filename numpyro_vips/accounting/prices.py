@@ -57,6 +57,10 @@ def epsilon(
 
     Returns:
       The smallest epsilon that the accountant can prove.
+
+    Raises:
+      TypeError, ValueError: A number is out of range, or a name is not one of those
+        above.
     """
     event = unit_event(noise_multiplier, sampling_rate, num_steps, sampling)
     return epsilon_of_events([event], delta=delta, accountant=accountant)
@@ -136,6 +140,9 @@ def delta_of_events(
 
     Returns:
       The smallest delta that the accountant can prove; 1 for no privacy.
+
+    Raises:
+      ValueError: The events have several relations, or `epsilon` is out of range.
     """
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     _validate.nonnegative(epsilon=epsilon)
@@ -182,6 +189,12 @@ def gaussian_dp_mu(events: Sequence[GaussianEvent]) -> float | None:
         ... )
         >>> gaussian_dp_mu([step])
         0.5
+
+    Args:
+      events: Noisy releases from the same rows, with one relation.
+
+    Raises:
+      ValueError: The events have several relations.
     """
     groups = groups_of(events)
     if not groups:

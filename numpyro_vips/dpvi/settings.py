@@ -32,14 +32,16 @@ class DPVI:
         none. By default `"full_rank"` where a fit without noise runs until it has
         converged, and `"mean_field"` elsewhere.
       optimizer: Any optimiser of optax (not of `numpyro.optim`), for the negative ELBO
-        divided by the public number of rows; by default an Adam that knows of noise.
+        divided by the public number of rows; by default an Adam whose steps allow for
+        the noise.
       loss: `numpyro.infer.Trace_ELBO` (the default) or `TraceMeanField_ELBO`, with
         their number of particles.
       perturb: `"location"` releases the gradient in the globals and rebuilds that of
         the guide, `"all"` releases the latter, as in the DPVI paper. By default
         `"location"`, and `"all"` with several particles.
-      averaging: The power of t with which iterates count in the average that becomes
-        the posterior (Shamir and Zhang, 2013); None takes the last iterate.
+      averaging: The power of t, by default 3, with which iterates count in the average
+        that becomes the posterior (Shamir and Zhang, 2013). None takes the last
+        iterate, whose intervals do not allow for the noise.
       local_steps: Sweeps of coordinate ascent over the latents of a row, where they are
         conjugate given the globals; 20 by default.
 

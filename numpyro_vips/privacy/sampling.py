@@ -51,7 +51,10 @@ class RowSampling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FullBatch(RowSampling):
-    """Every step uses every row. More rows per step beat more steps, so: the default.
+    """Every step uses every row. The default.
+
+    A fixed budget gives better estimates from few steps on all rows than from many on
+    some; minibatches save time.
 
         >>> FullBatch()
         FullBatch(relation='add_or_remove')

@@ -283,7 +283,11 @@ class PrivacyStatement:
             [(1e-08, 1.22), (1e-06, 1.0), (0.0001, 0.73)]
 
         Args:
-          deltas: Target deltas.
+          deltas: Target deltas in [0, 1]; by default powers of ten from 1e-3 to 1e-9.
+
+        Returns:
+          The pairs, in the order of `deltas`. Epsilon is infinite where none can be
+          proved, as at a delta of 0.
         """
         price = functools.partial(
             accounting.epsilon_of_events, self.events, accountant=self.accountant

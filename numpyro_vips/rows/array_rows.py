@@ -29,6 +29,9 @@ class ArrayRows:
     def __init__(self, array: Any) -> None:
         """Reads the shape and the dtype of an array, and no value.
 
+        Args:
+          array: The array; its first axis is that of the rows.
+
         Raises:
           TypeError: It has no shape of at least one axis, or no dtype of NumPy.
         """

@@ -128,6 +128,12 @@ def columns(source: RowSource) -> dict[str, SourceColumn]:
         >>> columns(RecordRows([{"x": 1.0, "y": [0, 1]}], row))
         {'x': SourceColumn(float64[1]), 'y': SourceColumn(int64[1, 2])}
 
+    Args:
+      source: A source whose rows are mappings.
+
+    Returns:
+      By name, what stands for each array in the call of a model.
+
     Raises:
       TypeError: It is no source whose rows are mappings.
     """

@@ -98,6 +98,9 @@ class Schema(Encoding, Mapping[str, Column]):
             >>> list(schema.drop("ill"))
             ['age']
 
+        Args:
+          *names: The columns to leave out.
+
         Raises:
           ValueError: There is no such column, or none of the table is left.
         """
@@ -190,7 +193,8 @@ class Schema(Encoding, Mapping[str, Column]):
           num_rows: Public number of rows; by default the actual one, which is then
             treated as public.
           label: What the ledger calls the release.
-          insecure_seed: Makes the noise repeatable, and protects nobody.
+          insecure_seed: An integer that makes the noise repeatable, and so voids the
+            guarantee, see `PrivateVI`.
 
         Returns:
           The moments, for `standardised`; they print as a table beside their noise.

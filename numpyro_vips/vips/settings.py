@@ -29,14 +29,16 @@ class VIPS:
       local_steps: Sweeps of coordinate ascent over the latents of a row, in every step;
         20 by default.
       step_size: Weight in (0, 1] of step t = 0, 1, ... in the running average of
-        statistics, as a function of t; by default 2 / (t + 2), and 1 for full batches
+        statistics, as a function of t. By default 2 / (t + 2), after 12 steps of weight
+        1 for mixtures and the like, see docs/settings.md; and 1 for full batches
         without noise.
       release_once: Whether statistics that do not depend on the globals are released a
-        single time, from all rows, or with the others in every step.
-      structure: `{"w": "diag"}` gives every element of `w` a factor of its own.
+        single time, from all rows (the default), or with the others in every step.
+      structure: `{"w": "diag"}` gives every element of `w` a factor of its own. By
+        default Normal globals that meet in a predictor have a joint factor.
       augmentation: The bound that makes logistic likelihoods conjugate,
-        `"polya-gamma"` (Polson, Scott and Windle, 2013) or `"fixed-curvature"`
-        (Böhning and Lindsay, 1988), for all sites or by site
+        `"polya-gamma"` (the default; Polson, Scott and Windle, 2013) or
+        `"fixed-curvature"` (Böhning and Lindsay, 1988), for all sites or by site
         (`{"y": "fixed-curvature"}`).
 
     Raises:
