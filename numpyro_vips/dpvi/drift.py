@@ -117,18 +117,22 @@ LARGEST_NOISY = 2.2
 # In standard deviations of the posterior. Without noise the average over a hundred
 # iterates is then within one of the place that they fluctuate about. Noise makes them
 # wander, so that few of them are independent, and where the log density bends within
-# their reach, that place itself is another. Both limits are reasoned.
+# their reach, that place itself is another. The first limit is reasoned. The second was
+# chosen on fits of logistic models that nothing repeats any more.
 LARGEST_FLUCTUATION = 10.0
 LARGEST_NOISY_FLUCTUATION = 5.0
 # Of a posterior that is made of the scores where iterates were: it is not where their
-# average is, and may be right where they fluctuate by more.
+# average is, and may be right where they fluctuate by more. This limit, and that of
+# small drifts, were chosen on fits of count, probit and ordered regressions that
+# nothing repeats any more.
 LARGEST_SCORED_FLUCTUATION = 10.0
 # Iterates that fluctuate by more deviations of such a posterior, near its mean, wander
 # with the noise, and two stretches of a random walk differ: no R̂ says more of them.
 WANDERING, NEAR = 2.0, 1.5
 # Nor does it where two stretches are apart by no more of these deviations: over so
-# short a way the log density is a parabola. The last steps are short, and fluctuate
-# less than they drift.
+# short a way the log density mostly is a parabola. The last steps are short, and
+# fluctuate less than they drift. Degrees of freedom of a Student t are an exception,
+# of which R̂ does not tell good fits from bad ones; see docs/intervals.md.
 SMALL_DRIFT = 4.0
 # By how many of its standard deviations a posterior may differ from the average of the
 # iterates: it is made of the rows' scores and curvature there.
