@@ -1,6 +1,6 @@
 """How wide intervals are, by what of the budget shows the curvature.
 
-    python benchmarks/curvature_share.py [--share 0.04 0.07 0.12]
+    python benchmarks/curvature_share.py [--share 0.04 0.07 0.1]
 
 Logistic regressions of generated rows with a constant and Normal columns, at ε = 1 and
 δ = 1e-5. The curvature of their Newton steps is released twice, each time for a share
@@ -83,7 +83,7 @@ def measure(case: Case) -> tuple[float, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--share", type=float, nargs="+", default=[0.04, 0.07, 0.12])
+    parser.add_argument("--share", type=float, nargs="+", default=[0.04, 0.07, 0.1])
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     print("| columns | rows | share | sd | RMSE | coverage |")
