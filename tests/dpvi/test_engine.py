@@ -22,6 +22,7 @@ from numpyro_vips.dpvi.checks import not_supported
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides.posteriors import NormalPosterior
 from numpyro_vips.dpvi.iterates import DpviState, Variational
+from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
@@ -801,7 +802,7 @@ def test_supported_models_have_no_reason():
 )
 def test_settings_are_checked(settings, name):
     with pytest.raises(ValueError, match=name):
-        engine_for(logistic, *binary_data(10), **settings)
+        DPVI(**settings)
 
 
 # --- fits -----------------------------------------------------------------------------

@@ -156,9 +156,12 @@ class Reading:
         """
         if not self._roles.residuals:
             return {}
-        return self._globals.newton_targets(
+        targets = self._globals.newton_targets(
             state, sums, moments={**state.moments, **moments}
         )
+        if not is_noisy(sums.noise_stddev):
+            return targets
+        return self._globals.with_expected_curvature(state, targets)
 
     def widths_over_prior(self, state: VipsState) -> dict[str, float]:
         """By site, the smallest width of its entries over that of their prior.

@@ -201,19 +201,31 @@ class GlobalPrograms:
                 frames,
             )
         targets = as_targets(found)
-        # Steps go by what was released.
-        if about is None and is_noisy(sums.noise_stddev):
-            there = self.centre_in(state, state.curvature_places)
-            before = self._expected_curvatures(state, there)
-            for name, expected in self._expected_curvatures(state, centre).items():
-                targets[name] = targets[name]._replace(
-                    expected=expected, expected_there=before[name]
-                )
         for name, silent in self.program.silent.items():
             if silent.shape[1]:
                 there = frames[name].directions_in(silent) if name in frames else silent
                 targets[name] = targets[name].with_silent(centre[name], there)
         return targets
+
+    def with_expected_curvature(
+        self, state: VipsState, targets: Mapping[str, Target]
+    ) -> dict[str, Target]:
+        """Targets of a state, with the information that is expected at its centre, and
+        where it was released.
+
+        Steps go without, and so do other globals that are learnt from coefficients,
+        such as their precision: a direction that is expected to have next to nothing is
+        left to the prior, which would follow it.
+        """
+        here = self._expected_curvatures(state, self.centre_in(state, state.centre))
+        places = self.centre_in(state, state.curvature_places)
+        there = self._expected_curvatures(state, places)
+        return {
+            name: target._replace(
+                expected=here.get(name), expected_there=there.get(name)
+            )
+            for name, target in targets.items()
+        }
 
     def _expected_curvatures(
         self, state: VipsState, places: Mapping[str, Float64[np.ndarray, "..."]]
