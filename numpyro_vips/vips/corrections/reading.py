@@ -159,8 +159,6 @@ class Reading:
         targets = self._globals.newton_targets(
             state, sums, moments={**state.moments, **moments}
         )
-        if not is_noisy(sums.noise_stddev):
-            return targets
         return self._globals.with_expected_curvature(state, targets)
 
     def widths_over_prior(self, state: VipsState) -> dict[str, float]:

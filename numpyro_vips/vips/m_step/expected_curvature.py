@@ -82,8 +82,7 @@ def _expected(
     along = v / stddev if stddev > 0 else np.zeros_like(v)
     across = np.outer(means, along)
     found = c0 * second + c1 * (across + across.T) + (c2 - c0) * np.outer(along, along)
-    values, axes = np.linalg.eigh(weight * found)
-    return (axes * np.maximum(values, 0.0)) @ axes.T
+    return _positive_part(weight * found)
 
 
 def _without_spread(
@@ -110,5 +109,11 @@ def _without_spread(
     spread = float(np.sum((matrix - np.diag(size)) ** 2))
     of_noise = float(np.sum((noise_stddev / units) ** 2))
     share = min(of_noise / spread, 1.0) if spread > 0 else 0.0
-    values, axes = np.linalg.eigh(share * np.diag(size) + (1.0 - share) * matrix)
-    return (axes * np.maximum(values, 0.0)) @ axes.T * units
+    return _positive_part(share * np.diag(size) + (1.0 - share) * matrix) * units
+
+
+def _positive_part(
+    matrix: Float64[np.ndarray, "size size"],
+) -> Float64[np.ndarray, "size size"]:
+    values, axes = np.linalg.eigh(matrix)
+    return (axes * np.maximum(values, 0.0)) @ axes.T

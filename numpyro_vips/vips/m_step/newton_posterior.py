@@ -48,6 +48,25 @@ _LEAST_EXPECTED = 0.1
 Natural = dict[str, Float64[np.ndarray, "..."]]
 
 
+class _Units(NamedTuple):
+    """Units U of coordinates, a matrix M of which is U⁻¹ M U⁻ᵀ in them.
+
+    Attributes:
+      root: U.
+      inverse: U⁻¹.
+    """
+
+    root: Float64[np.ndarray, "read read"]
+    inverse: Float64[np.ndarray, "read read"]
+
+    def of_matrix(
+        self, matrix: Float64[np.ndarray, "read read"]
+    ) -> Float64[np.ndarray, "read read"]:
+        """A symmetric matrix of the coordinates, in these units."""
+        found = self.inverse @ matrix @ self.inverse.T
+        return 0.5 * (found + found.T)
+
+
 class _Known(NamedTuple):
     """What was released says of one vector, of the coordinates that rows read.
 
@@ -56,8 +75,7 @@ class _Known(NamedTuple):
         through the prior alone.
       precision: K, or I for the same information without noise in the residuals.
       slope: K I⁻¹ R̄, or R̄: the likelihood's gradient at m̄.
-      units: U, see `_units`: the fields below are in units U of the coordinates, a
-        matrix M of these being U⁻¹ M U⁻ᵀ there.
+      units: Those that the fields below are in, see `_units`.
       found: The rows' information.
       information: What was released of it.
       prior: The prior's precision, of each coordinate alone.
@@ -67,7 +85,7 @@ class _Known(NamedTuple):
     read: Int[np.ndarray, " read"]
     precision: Float64[np.ndarray, "read read"]
     slope: Float64[np.ndarray, " read"]
-    units: Float64[np.ndarray, "read read"]
+    units: _Units
     found: Spectrum
     information: Information
     prior: Float64[np.ndarray, "read read"]
@@ -87,7 +105,7 @@ class _Known(NamedTuple):
         heard = share_heard(self.found, information, self.prior, self.variance)
         shares = (1.0 - share_known(self.found, information)) * heard
         hidden = self.found.matrix(shares)
-        return self.units @ (hidden @ np.linalg.solve(self.units, slope))
+        return self.units.root @ (hidden @ (self.units.inverse @ slope))
 
 
 def natural_under_noise(
@@ -161,22 +179,22 @@ def _known(target: Target, knows_noise: bool, *, keeps_squares: bool = False) ->
     units = _units(target, target.expected, read)
     there = _units(target, target.expected_there, read)
     information = Information(
-        _in_units(target.curvature[block], there),
+        there.of_matrix(target.curvature[block]),
         target.curvature_noise[block],
         silent=_silent(target.silent, read, there),
-        coordinates=np.linalg.inv(there).T,
+        coordinates=there.inverse.T,
     )
-    variance = _in_units(np.diag(target.noise_stddev[read] ** 2), units)
-    prior = _in_units(np.diag(np.diag(target.prior_precision)[read]), units)
+    variance = units.of_matrix(np.diag(target.noise_stddev[read] ** 2))
+    prior = units.of_matrix(np.diag(np.diag(target.prior_precision)[read]))
     found = rows_information(information, prior, variance, keeps_squares=keeps_squares)
     matrix = found.matrix(found.values)
-    slope = np.linalg.solve(units, target.residual[read])
+    slope = units.inverse @ target.residual[read]
     if knows_noise:
-        # I (I + V)⁻¹ I, V being positive for every coordinate that is read.
+        # I (I + V)⁻¹, V being positive for every coordinate that is read.
         kept = np.linalg.solve(matrix + variance, matrix).T
         matrix, slope = kept @ matrix, kept @ slope
         matrix = 0.5 * (matrix + matrix.T)
-    precision, slope = units @ matrix @ units.T, units @ slope
+    precision, slope = units.root @ matrix @ units.root.T, units.root @ slope
     return _Known(read, precision, slope, units, found, information, prior, variance)
 
 
@@ -184,8 +202,8 @@ def _units(
     target: Target,
     expected: Float64[np.ndarray, "size size"] | None,
     read: Int[np.ndarray, " read"],
-) -> Float64[np.ndarray, "read read"]:
-    """U, a root of a matrix UUᵀ that the information is compared with.
+) -> _Units:
+    """Those by a root U of a matrix UUᵀ that the information is compared with.
 
     Its eigenvalues are taken to be alike, as long as noise does not show otherwise. So
     this is the information that is expected, where that is known. Otherwise it is that
@@ -199,30 +217,24 @@ def _units(
     noise = np.diag(target.curvature_noise)[read]
     alone = np.sqrt(np.where(noise > 0, noise, 1.0))
     if expected is None:
-        return np.diag(alone)
+        return _Units(np.diag(alone), np.diag(1.0 / alone))
     matrix = expected[np.ix_(read, read)] / np.outer(alone, alone)
     values, axes = np.linalg.eigh(matrix)
-    root = (axes * np.sqrt(np.maximum(values, _LEAST_EXPECTED))) @ axes.T
-    return alone[:, None] * root
-
-
-def _in_units(
-    matrix: Float64[np.ndarray, "read read"], units: Float64[np.ndarray, "read read"]
-) -> Float64[np.ndarray, "read read"]:
-    """U⁻¹ M U⁻ᵀ."""
-    found = np.linalg.solve(units, np.linalg.solve(units, matrix).T)
-    return 0.5 * (found + found.T)
+    sizes = np.sqrt(np.maximum(values, _LEAST_EXPECTED))
+    return _Units(
+        alone[:, None] * ((axes * sizes) @ axes.T), (axes / sizes) @ axes.T / alone
+    )
 
 
 def _silent(
     silent: Float64[np.ndarray, "size directions"] | None,
     read: Int[np.ndarray, " read"],
-    units: Float64[np.ndarray, "read read"],
+    units: _Units,
 ) -> Float64[np.ndarray, "read directions"] | None:
-    """Directions among the coordinates that rows read, in the units U."""
+    """Directions among the coordinates that rows read, in these units."""
     if silent is None or len(read) < len(silent):
         return None
-    return np.linalg.qr(units.T @ silent)[0]
+    return np.linalg.qr(units.root.T @ silent)[0]
 
 
 def _of_one(

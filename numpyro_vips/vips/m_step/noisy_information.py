@@ -43,7 +43,7 @@ class Information(NamedTuple):
         off it the noise is smaller by √2.
       limit: What its trace is at most if each row informs of one direction: the number
         of rows times the norm that each was clipped to. Infinite where nothing is made
-        of it.
+        of it. With `coordinates`, in standard deviations of the noise on the diagonal.
       silent: Directions of which rows say nothing whatever they hold, as orthonormal
         columns; the matrix has none of its noise there. None if there are none.
       coordinates: The directions that noise is given in, as columns B of those of the
