@@ -9,6 +9,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
+from _fits import fit_to
+from scipy.special import expit
+from sklearn.metrics import roc_auc_score
 
 from numpyro_vips.vips.m_step.newton_posterior import share_of_rows
 from numpyro_vips.vips.steps.released_sums import Unclipped
@@ -18,7 +21,7 @@ COLUMNS, PRECISION = 60, 0.3
 
 def logistic(X: Any, y: Any) -> None:
     alpha = numpyro.sample("alpha", dist.Gamma(1.0, 1.0))
-    with numpyro.plate("feature", COLUMNS):
+    with numpyro.plate("feature", X.shape[1]):
         w = numpyro.sample("w", dist.Normal(0.0, 1 / jnp.sqrt(alpha)))
     with numpyro.plate("rows", X.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
@@ -119,3 +122,49 @@ def test_without_noise_it_is_the_sums_as_they_are(fit: EngineFit) -> None:
     np.testing.assert_allclose(share["xx"], -0.5 * release.curvature, rtol=1e-12)
     linear = release.curvature @ release.centre + release.residual
     np.testing.assert_allclose(share["x"], linear, rtol=1e-12)
+
+
+LEVELS = (2, 5, 7, 8, 14, 16, 6, 5, 9, 20)
+
+
+def _table(rng: np.random.Generator, num_rows: int) -> np.ndarray:
+    """Rows of norm 1: ten categories, coded as indicators, four numbers, a constant.
+
+    A few levels of each category are common and the others rare, as in a census.
+    """
+    blocks = [rng.uniform(size=(num_rows, 4)), np.ones((num_rows, 1))]
+    for levels in LEVELS:
+        frequencies = np.arange(1.0, levels + 1) ** -1.5
+        frequencies /= frequencies.sum()
+        blocks.append(np.eye(levels)[rng.choice(levels, num_rows, p=frequencies)])
+    X = np.concatenate(blocks, axis=1)
+    return X / np.linalg.norm(X, axis=1, keepdims=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:.*insecure_seed")
+@pytest.mark.parametrize("seed", range(5))
+def test_the_precision_of_weights_of_indicators_is_learnt_by_whole_fits(
+    seed: int,
+) -> None:
+    """Nearly a hundred weights, most of them of rare indicators.
+
+    Where a precision follows the noise of single fits to zero or far above the truth,
+    a few of several fits are much worse than the others.
+    """
+    rng = np.random.default_rng(0)
+    X = _table(rng, 24_000)
+    precision = 0.05
+    weights = rng.normal(size=X.shape[1]) / np.sqrt(precision)
+    weights[4] -= 4.0
+    chances = expit(X @ weights)
+    y = (rng.uniform(size=len(X)) < chances).astype(np.int32)
+    train, test = slice(4_000), slice(4_000, None)
+    result = fit_to(
+        logistic, X[train], y[train], budget=2.0, engine="vips", insecure_seed=seed
+    )
+    draws = result.sample_posterior(jax.random.key(1), (400,))
+    assert precision / 2 < np.mean(draws["alpha"]) < 3 * precision
+    scores = X[test] @ np.mean(draws["w"], axis=0)
+    best = roc_auc_score(y[test], chances[test])
+    assert roc_auc_score(y[test], scores) > best - 0.025
