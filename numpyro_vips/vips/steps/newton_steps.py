@@ -9,10 +9,10 @@ steps, over which noise averages out.
 
 - The way is the displacement u from the first block. Between two blocks a displacement
   s along u and the gradients G before and after it say what the curvature there is,
-  sᵀ(G_before − G_after), where the matrix has sᵀAs. If that is less, the block ends
-  with what its gradient lacks along s, and along s alone: a secant step, as of
+  sᵀ(G_before − G_after), where the matrix has sᵀAs. If that is less, steps go further
+  along u, and along u alone, until the next block says better: secant steps, as of
   quasi-Newton methods (Nocedal and Wright, 2006, chapter 6). Noise in the gradients can
-  only make it shorter.
+  only make them shorter. The block itself ends with all that its own gradient lacks.
 - Sums from far away are not averaged with those at the optimum. While the gradient of a
   block points further along the way, by more than its noise, the average starts again.
 """
@@ -133,6 +133,31 @@ class StepAverages(NamedTuple):
         )
 
 
+class Bend(NamedTuple):
+    """The curvature along the way, as gradients have shown it.
+
+    Attributes:
+      way: The displacement u from the first block to a later one.
+      curvature: uᵀIu, and some of the noise in what is known of it.
+    """
+
+    way: Vectors
+    curvature: float
+
+    def lacks(self, gradient: Vectors, targets: Mapping[str, Target]) -> float:
+        """What a step by the matrix lacks along the way, as a share of the way.
+
+        Args:
+          gradient: By which the step goes.
+          targets: Those of the step.
+        """
+        of_matrix = _product(self.way, _bent(self.way, targets))
+        if of_matrix <= self.curvature:
+            return 0.0
+        share = 1.0 / self.curvature - 1.0 / of_matrix
+        return share * _product(self.way, gradient)
+
+
 class Way(NamedTuple):
     """How far the steps have come.
 
@@ -140,12 +165,14 @@ class Way(NamedTuple):
       block: The steps since the last whole block; None if there is none.
       before: The last whole block; None in the first.
       first: The first whole block.
+      bend: The curvature as the last blocks have shown it; None if none has.
       kept: Share of the average's nominal weight that is left since it started again.
     """
 
     block: StepAverages | None = None
     before: StepAverages | None = None
     first: StepAverages | None = None
+    bend: Bend | None = None
     kept: float = 1.0
 
     def weight(self, step_size: float) -> float:
@@ -180,20 +207,32 @@ def step_from(
     """
     gradient = gradients(place, targets)
     block = (way.block or StepAverages(0, place, gradient)).after(place, gradient)
-    kept = way.kept_with(step_size)
+    way = way._replace(block=block, kept=way.kept_with(step_size))
     found = {
         name: place[name] + gain * (targets[name].mean - place[name])
         for name in targets
     }
     if block.num_steps < BLOCK:
-        return found, Way(block, way.before, way.first, kept)
+        if way.bend is None:
+            return found, way
+        lacking = gain * way.bend.lacks(gradient, targets)
+        return _further(found, way.bend.way, lacking), way
     if way.before is None or way.first is None:
-        return found, Way(None, block, block, kept)
-    back, length = _secant_step(way.first, way.before, block, targets)
-    found = {name: found[name] + length * back[name] for name in found}
-    if _is_on_its_way(way.first, way.before, block, targets):
-        kept = 0.0
-    return found, Way(None, block, way.first, kept)
+        return found, way._replace(block=None, before=block, first=block)
+    bend = _bend(way.first, way.before, block, targets) or way.bend
+    if bend is not None:
+        # Not back: what has gone too far is drawn back by the steps of the next block.
+        lacking = max(bend.lacks(block.gradient, targets), 0.0)
+        found = _further(found, bend.way, lacking)
+    on_its_way = _is_on_its_way(way.first, way.before, block, targets)
+    kept = 0.0 if on_its_way else way.kept
+    return found, way._replace(block=None, before=block, bend=bend, kept=kept)
+
+
+def _further(
+    place: Vectors, way: Vectors, share: float
+) -> dict[str, Float64[np.ndarray, "..."]]:
+    return {name: place[name] + share * way[name] for name in place}
 
 
 def gradients(place: Vectors, targets: Mapping[str, Target]) -> Vectors:
@@ -257,29 +296,32 @@ def _is_on_its_way(
     return _product(way, after.gradient) > _STILL_ON_ITS_WAY * stddev
 
 
-def _secant_step(
+def _bent(
+    vectors: Vectors, targets: Mapping[str, Target]
+) -> dict[str, Float64[np.ndarray, "..."]]:
+    """Vectors times the matrices that steps go by."""
+    return {name: _solved(targets[name].covariance, of) for name, of in vectors.items()}
+
+
+def _bend(
     first: StepAverages,
     before: StepAverages,
     after: StepAverages,
     targets: Mapping[str, Target],
-) -> tuple[Vectors, float]:
-    """The way, and how much of it is still to go beyond what the matrix says.
-
-    That is 0 where the matrix knows enough.
-    """
+) -> Bend | None:
+    """The curvature between two blocks; None where they do not show it."""
     way = _between(first, after)
-    bent = {name: _solved(targets[name].covariance, way[name]) for name in way}
-    whole = _product(way, bent)
-    if not whole > 0:
-        return way, 0.0
-    # All along the way: the displacement as a share of it, and the two curvatures.
-    moved = _product(_between(before, after), bent) / whole
-    left = _product(way, after.gradient)
-    seen = _product(way, before.gradient) - left
+    bent = _bent(way, targets)
+    of_matrix = _product(way, bent)
+    if not of_matrix > 0:
+        return None
+    # All along the way: the displacement as a share of it, and the curvature seen.
+    moved = _product(_between(before, after), bent) / of_matrix
+    if not moved > 0:
+        return None
+    seen = _product(way, before.gradient) - _product(way, after.gradient)
     stddev = math.sqrt(
         _noise_along(way, before, targets) + _noise_along(way, after, targets)
     )
-    if not moved > 0 or not left > 0:
-        return way, 0.0
-    now = max((max(seen, 0.0) + _MARGIN * stddev) / moved, whole / MOST_STRETCH)
-    return way, max(left / now - left / whole, 0.0)
+    at_most = (max(seen, 0.0) + _MARGIN * stddev) / moved
+    return Bend(way, max(at_most, of_matrix / MOST_STRETCH))

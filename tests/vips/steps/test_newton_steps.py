@@ -14,6 +14,7 @@ from scipy import special
 import numpyro_vips as nv
 from numpyro_vips.vips.steps.newton_steps import (
     BLOCK,
+    Bend,
     Target,
     Way,
     gradients,
@@ -125,12 +126,28 @@ def test_at_the_optimum_noise_makes_no_step_longer_and_starts_no_average_again()
     assert np.std(far, axis=0) == pytest.approx(0.45 * of_step, rel=0.5)
 
 
-def test_blocks_are_as_long_as_they_say():
+def test_steps_go_on_by_the_curvature_that_two_blocks_have_shown():
     places, _, _ = run(parabola, 100.0 * np.eye(3), noise=1e-6)
     steps = np.diff([place[0] for place in places])
-    # Within the third block a step is one by the matrix; its last is longer.
-    in_block, last = steps[2 * BLOCK : 3 * BLOCK - 1], steps[3 * BLOCK - 1]
+    # Steps before the end of the second block are by the matrix.
+    in_block, last = steps[BLOCK : 2 * BLOCK - 1], steps[2 * BLOCK - 1]
     assert last > 3 * in_block.max()
+
+
+def test_a_bend_adds_what_the_matrix_leaves_of_a_newton_step_along_the_way():
+    way, gradient = np.array([2.0, 0.0, 0.0]), np.array([10.0, 7.0, -3.0])
+    target = _target(place=np.zeros(3), matrix=100.0 * np.eye(3), residual=gradient)
+    bend = Bend({"w": way}, curvature=float(way @ TRUE @ way))
+    lacking = bend.lacks({"w": gradient}, {"w": target})
+    step = target.mean + lacking * way
+    np.testing.assert_allclose(step, gradient / [5.0, 100.0, 100.0], rtol=1e-12)
+
+
+def test_a_bend_makes_no_step_shorter_than_the_matrix_does():
+    gradient = np.array([10.0, 0.0, 0.0])
+    target = _target(place=np.zeros(3), matrix=TRUE, residual=gradient)
+    bend = Bend({"w": np.array([1.0, 0.0, 0.0])}, curvature=50.0)
+    assert bend.lacks({"w": gradient}, {"w": target}) == 0.0
 
 
 def test_weights_are_those_of_an_average_since_it_started_again():
