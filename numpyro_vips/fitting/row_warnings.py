@@ -15,7 +15,7 @@ from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
 from numpyro_vips.model.row_weights import weights_of_rows
-from numpyro_vips.privacy.releases import ClippingEffect, Pull
+from numpyro_vips.privacy.releases import ClippingEffect
 from numpyro_vips.privacy.statement import NoisyShare
 
 # A share of rows above this is worth a warning, if it stands out of its noise by so
@@ -178,7 +178,7 @@ def _on_weights(weights: Mapping[str, Iterable[str]], share: NoisyShare) -> str:
 def _what_was_cut(prepared: PreparedFit, step: Step, effect: ClippingEffect) -> str:
     assert step.clipping_norm is not None
     if prepared.engine.is_one_vector:
-        sites = _listed([repr(name) for name in effect.pulls])
+        sites = _listed([repr(name) for name in effect.sites])
         longer = f"their gradients in {sites} were longer than {step.clipping_norm:.3g}"
         if step.redraws:
             return (
@@ -199,36 +199,21 @@ def _what_was_cut(prepared: PreparedFit, step: Step, effect: ClippingEffect) -> 
     )
 
 
-_CONSEQUENCES: Mapping[Pull, str] = {
-    "too small": "{sites} {come} out too small",
-    "too large": "{sites} {come} out too large",
-    "towards zero": "{sites} {be} drawn towards zero",
-    "towards the other rows": "{sites} {be} drawn towards the rows that were not "
-    "clipped",
-}
-
-
 def _consequence(step: Step, effect: ClippingEffect) -> str:
-    """What follows for which global, the directions that are known first."""
-    texts = []
-    for pull, text in _CONSEQUENCES.items():
-        sites = [repr(name) for name, mine in effect.pulls.items() if mine == pull]
-        if sites:
-            one = len(sites) == 1
-            verbs = {"come": "comes" if one else "come", "be": "is" if one else "are"}
-            texts.append(text.format(sites=_listed(sites), **verbs))
-    joined = "; ".join(texts)
+    """What follows for the globals that clipped rows inform."""
+    verb = "is" if len(effect.sites) == 1 else "are"
+    biased = f"{_listed([repr(name) for name in effect.sites])} {verb} biased"
     if step.redraws:
         return (
             "If the model is right, this biases nothing. If it is not, rows that "
-            f"surprise it count less than they would without clipping: {joined}."
+            f"surprise it count less than they would without clipping: {biased}."
         )
     if effect.is_corrected:
         return (
             "What rows of the model itself would lose by it has been added back, and "
-            f"intervals are wider for it. If the rows lost more, {joined}."
+            f"intervals are wider for it. If the rows lost more, {biased}."
         )
-    return f"So {joined}. Intervals do not allow for it."
+    return f"So {biased}. Intervals do not allow for it."
 
 
 def _remedies(
