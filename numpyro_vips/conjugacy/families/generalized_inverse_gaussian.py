@@ -23,9 +23,6 @@ from numpyro_vips.conjugacy.families.family import (
     NewElementwise,
     Requirements,
     Shape,
-    copies_alike,
-    moments_of_known,
-    no_covariance,
 )
 from numpyro_vips.conjugacy.families.gamma import InverseGamma
 from numpyro_vips.conjugacy.families.noisy_sums import (
@@ -315,9 +312,6 @@ class GeneralizedInverseGaussian(Family):
     name = "GeneralizedInverseGaussian"
     statistics = ("x", "1/x", "log")
     nonnegative = ("x", "1/x")
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def _standard(
         self, natural: Elementwise
@@ -487,9 +481,6 @@ class _Root(Family):
     statistics = ("x^-2", "log")
     nonnegative = ("x^-2",)
     _square: ClassVar[Family] = InverseGamma()
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def _of_square(self, natural: Elementwise) -> NewElementwise:
         # dx² = 2x dx, so one power of x goes to the Jacobian.

@@ -10,8 +10,6 @@ from numpyro_vips.conjugacy.families.family import (
     Moments,
     NewMoments,
     Shape,
-    copies_alike,
-    moments_of_known,
 )
 
 
@@ -22,8 +20,6 @@ class Inverse(Family):
     """
 
     _of_inverse: ClassVar[Family]
-    observed_moments = moments_of_known
-    of_copies = copies_alike
 
     def _mirrored(self, arrays: Moments) -> NewMoments:
         """What multiplies the statistics of the inverse, or is their moment."""

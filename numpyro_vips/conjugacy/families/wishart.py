@@ -17,8 +17,6 @@ from numpyro_vips.conjugacy.families.family import (
     NewMoments,
     Requirements,
     Shape,
-    copies_alike,
-    moments_of_known,
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.noisy_sums import (
@@ -60,8 +58,6 @@ class Wishart(Family):
     name = "Wishart"
     statistics = ("x", "logdet")
     event_dim = 2
-    observed_moments = moments_of_known
-    of_copies = copies_alike
 
     def _standard(self, natural: Moments) -> tuple[Float[Array, "*batch"], Matrix]:
         rate = -2.0 * symmetric_part(natural["x"])
