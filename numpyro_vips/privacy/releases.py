@@ -69,14 +69,10 @@ class ClippingEffect(NamedTuple):
       sites: The globals that they inform.
       is_corrected: Whether what was cut off was estimated and added back, by rows that
         the model simulates.
-      has_plain_norms: Whether the norms are those of what a caller's `clipping_norm=`
-        would bound, too: not of statistics about means that were released before, or in
-        units of their columns.
       expected: The share of rows that are clipped if the model is right; None where
         that is not known.
     """
 
     sites: Sequence[str]
     is_corrected: bool = False
-    has_plain_norms: bool = True
     expected: float | None = None

@@ -630,7 +630,6 @@ class VipsEngine(Abilities):
             [site for site in self.program.graph.sites if site in drawn],
             is_corrected=is_corrected,
             expected=expected,
-            has_plain_norms=not (self.recentred or self._roles.squares),
         )
 
     # --- what `explain` says ----------------------------------------------------------
