@@ -15,7 +15,6 @@ from numpyro_vips.conjugacy.families.family import (
     NewElementwise,
     Shape,
 )
-from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.noisy_sums import (
     MOST_RATES,
     RateShape,
@@ -23,6 +22,7 @@ from numpyro_vips.conjugacy.families.noisy_sums import (
     nonnegative,
     rate_of_noisy_sums,
 )
+from numpyro_vips.conjugacy.families.transformed import Inverse
 
 
 class Gamma(Family):
@@ -111,7 +111,7 @@ class InverseGamma(Inverse):
 
     name = "InverseGamma"
     statistics = ("1/x", "log")
-    _of_inverse: ClassVar[Family] = Gamma()
+    _of_function: ClassVar[Family] = Gamma()
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"1/x": 1.0 / value, "log": jnp.log(value)}

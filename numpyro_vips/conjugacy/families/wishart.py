@@ -18,7 +18,6 @@ from numpyro_vips.conjugacy.families.family import (
     Requirements,
     Shape,
 )
-from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.noisy_sums import (
     MOST_RATES,
     RateShape,
@@ -33,6 +32,7 @@ from numpyro_vips.conjugacy.families.positive_matrices import (
     num_small,
     symmetric_part,
 )
+from numpyro_vips.conjugacy.families.transformed import Inverse
 
 Matrix = Float[Array, "*batch dim dim"]
 _FEW_DEGREES = "concentration is not above the size less one"
@@ -229,7 +229,7 @@ class InverseWishart(Inverse):
     name = "InverseWishart"
     statistics = ("inv", "logdet")
     event_dim = 2
-    _of_inverse: ClassVar[Family] = Wishart()
+    _of_function: ClassVar[Family] = Wishart()
 
     def wider(self, natural: Moments, factor: float) -> NewMoments:
         return {**natural, "inv": factor * natural["inv"]}
