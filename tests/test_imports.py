@@ -231,7 +231,6 @@ TESTED_ELSEWHERE = {
     "vips/program/program.py": "a record; by its readers, compile/test_certificate.py",
     "vips/row_sums/row_programs.py": "by their sums, test_engine.py",
     "vips/steps/best_start.py": "m_step/test_starts.py, with several starts",
-    "vips/steps/released_sums.py": "records without code",
     "vips/steps/state.py": "a record; test_engine.py",
     "vips/steps/step_sizes.py": "by schedules, test_engine.py",
 }

@@ -45,9 +45,9 @@ from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.global_step import GlobalStep
 from numpyro_vips.vips.m_step.starts import symmetric_factors
 from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
+from numpyro_vips.vips.program.forgotten_steps import num_waiting
 from numpyro_vips.vips.program.named_arrays import NewSums, Rows, Sums
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.program.waiting_globals import num_waiting
 from numpyro_vips.vips.row_sums.covariates import moments_block
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 from numpyro_vips.vips.steps.best_start import best_start
