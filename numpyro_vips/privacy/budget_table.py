@@ -43,7 +43,7 @@ def budget_table(
     )
     rows = [_COLUMNS, *map(_row, charges)] if charges else []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
+    lines: list[str] = []
     for row in rows:
         cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
         lines.append("  " + "  ".join(cells).rstrip())
