@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_vips import _html, _validate, accounting
+from numpyro_vips import _validate, accounting
 from numpyro_vips._keywords import naming_places
 from numpyro_vips._settings import code_of_value, frozen
 from numpyro_vips.dpvi.settings import DPVI
@@ -54,7 +54,6 @@ from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.loops_of_rows import warning_of_loops
 from numpyro_vips.model.max_nonzeros import check_widths
-from numpyro_vips.model.parameter_ranges import warning_of_chances
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
 from numpyro_vips.privacy.secure_random import SecureRandom
@@ -68,7 +67,6 @@ def _warnings_before_charge(
     """What the caller may want to know before the budget pays for the fit."""
     for told in (
         warning_of_no_globals(prepared.graph),
-        warning_of_chances(prepared.out_of_range),
         warning_of_loops(prepared.loops_until_rows_stop),
         warning_of_delta(priced, prepared.arguments.public_num_rows),
     ):
@@ -238,15 +236,6 @@ class PrivateVI:
         """The model's name, and the settings that were given as code."""
         settings = (f"{name}={code}" for name, code in self._settings().items())
         return f"PrivateVI({', '.join([name_of(self.model.fn), *settings])})"
-
-    def _repr_html_(self) -> str:
-        """The same for notebooks, with the ledger to be opened."""
-        settings = [f"{name}={code}" for name, code in self._settings().items()]
-        return (
-            _html.heading(f"PrivateVI({name_of(self.model.fn)})")
-            + _html.bullets(settings)
-            + _html.folded("Privacy budget", self.budget._repr_html_())
-        )
 
     def _settings(self) -> dict[str, str]:
         """The keywords that bear on a fit, as code; see `Plan.settings`."""

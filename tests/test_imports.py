@@ -57,7 +57,6 @@ ORDER = (
     "handlers.py",
     "points.py",
     "errors.py",
-    "_html.py",
     "_validate.py",
 )
 # Only a docstring is in it: what it would import, every folder in it would import.
@@ -232,7 +231,6 @@ TESTED_ELSEWHERE = {
     "vips/program/program.py": "a record; by its readers, compile/test_certificate.py",
     "vips/row_sums/row_programs.py": "by their sums, test_engine.py",
     "vips/steps/best_start.py": "m_step/test_starts.py, with several starts",
-    "vips/steps/released_sums.py": "records without code",
     "vips/steps/state.py": "a record; test_engine.py",
     "vips/steps/step_sizes.py": "by schedules, test_engine.py",
 }

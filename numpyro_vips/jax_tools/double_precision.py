@@ -21,16 +21,11 @@ from numpyro_vips.jax_tools.jaxprs import (
     aval_of,
     called_program,
     chosen_branch,
-    equations_of,
     evaluate,
-    unrolled_scan,
     without_dead_code,
 )
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY, NUMPY_SEVERAL
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
-
-# Of all steps of a loop; more are left to JAX, which compiles a loop in that time.
-_MOST_OPERATIONS = 20_000
 
 
 def trace_in_double(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
@@ -108,8 +103,6 @@ def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     if name == "cond":
         branch = chosen_branch(eqn, int(operands[0]))
         return evaluate(branch, operands[1:], _apply, constant=_in_double)
-    if name == "scan" and _is_short(eqn):
-        return _apply_scan(eqn, operands)
     if name == "bitcast_convert_type" and _is_of_equal_width(eqn):
         return [_as_traced(operands[0].view(params["new_dtype"]), eqn.outvars[0])]
     if name == "platform_index":
@@ -127,36 +120,6 @@ def _is_of_equal_width(bitcast: jex_core.JaxprEqn) -> bool:
     """Whether the bits of integers, as of random draws, are those of the results."""
     before, after = aval_of(bitcast.invars[0]), aval_of(bitcast.outvars[0])
     return not _is_real(before) and before.dtype.itemsize == after.dtype.itemsize
-
-
-def _is_short(scan: jex_core.JaxprEqn) -> bool:
-    """Whether NumPy takes a loop's steps sooner than JAX compiles it."""
-    body = list(equations_of(scan.params["jaxpr"]))
-    if any(eqn.primitive.name in ("scan", "while") for eqn in body):
-        return False
-    return scan.params["length"] * len(body) <= _MOST_OPERATIONS
-
-
-def _apply_scan(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    carried, entries, _ = unrolled_scan(
-        eqn,
-        operands,
-        run=lambda program, values: (
-            evaluate(program, values, _apply, constant=_in_double),
-            [],
-        ),
-        take=lambda array, step: array[step],
-    )
-    avals = [aval_of(var) for var in eqn.outvars[len(carried) :]]
-    stacked = [
-        np.asarray(values, np.float64 if _is_real(aval) else aval.dtype)
-        for values, aval in zip(entries, avals, strict=True)
-    ]
-    # Of a loop without steps no entry tells the shape.
-    return [
-        *carried,
-        *(x.reshape(aval.shape) for x, aval in zip(stacked, avals, strict=True)),
-    ]
 
 
 def _platform(choices: Sequence[Sequence[str] | None]) -> np.ndarray:

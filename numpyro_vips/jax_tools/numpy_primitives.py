@@ -56,20 +56,6 @@ def _dynamic_slice(params: Params, x: np.ndarray, *starts: np.ndarray) -> np.nda
     return x[tuple(index)]
 
 
-def _pad(params: Params, x: np.ndarray, fill: np.ndarray) -> np.ndarray:
-    for axis, (low, high, interior) in enumerate(params["padding_config"]):
-        size = x.shape[axis]
-        spread = size + max(size - 1, 0) * interior
-        shape = [n if i != axis else low + spread + high for i, n in enumerate(x.shape)]
-        result = np.full(shape, fill, x.dtype)
-        positions = low + np.arange(size) * (interior + 1)
-        inside = (positions >= 0) & (positions < shape[axis])
-        here = tuple([slice(None)] * axis)
-        result[(*here, positions[inside])] = np.compress(inside, x, axis)
-        x = result
-    return x
-
-
 def _dot_general(params: Params, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     (sum_x, sum_y), (batch_x, batch_y) = params["dimension_numbers"]
     free_x = [i for i in range(x.ndim) if i not in (*sum_x, *batch_x)]
@@ -119,18 +105,6 @@ def _gather(params: Params, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
 def _along(axis: int, length: int, rank: int) -> np.ndarray:
     """The numbers 0, 1, ... along one of some axes."""
     return np.arange(length).reshape([-1 if i == axis else 1 for i in range(rank)])
-
-
-def _cumulative(
-    function: Callable[..., np.ndarray],
-) -> Callable[[Params, np.ndarray], np.ndarray]:
-    def apply(params: Params, x: np.ndarray) -> np.ndarray:
-        axis = params["axis"]
-        if params["reverse"]:
-            return np.flip(function(np.flip(x, axis), axis=axis), axis)
-        return function(x, axis=axis)
-
-    return apply
 
 
 def _cholesky(_: Params, x: np.ndarray) -> np.ndarray:
@@ -194,10 +168,6 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "convert_element_type": lambda p, x: x,
     "copy": lambda p, x: x,
     "copy_p": lambda p, x: x,
-    "cumlogsumexp": _cumulative(np.logaddexp.accumulate),
-    "cummax": _cumulative(np.maximum.accumulate),
-    "cumprod": _cumulative(np.cumprod),
-    "cumsum": _cumulative(np.cumsum),
     "digamma": lambda p, x: special.digamma(x),
     "div": _divide,
     "dot_general": _dot_general,
@@ -226,7 +196,6 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "neg": lambda p, x: -x,
     "not": lambda p, x: ~x,
     "or": lambda p, x, y: x | y,
-    "pad": _pad,
     "pow": lambda p, x, y: x**y,
     "reduce_and": _reduce(np.all),
     "reduce_max": _reduce(np.max),

@@ -12,8 +12,8 @@ from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.model.log_density import MAX_JOINT_STATES, num_joint_states
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips.e_step.local_quadrature import integrated_latents
+from numpyro_vips.vips.program.forgotten_steps import WAITING
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.program.waiting_globals import WAITING
 
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300

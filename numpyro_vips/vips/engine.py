@@ -26,11 +26,9 @@ from numpyro_vips.privacy.releases import (
     COVARIATES,
     ClippingEffect,
     Columns,
-    Pull,
     Release,
     Together,
 )
-from numpyro_vips.vips.corrections.clipping_direction import pulls_of_clipping
 from numpyro_vips.vips.corrections.reading import Reading
 from numpyro_vips.vips.description import (
     describe_site,
@@ -47,9 +45,9 @@ from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.global_step import GlobalStep
 from numpyro_vips.vips.m_step.starts import symmetric_factors
 from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
+from numpyro_vips.vips.program.forgotten_steps import num_waiting
 from numpyro_vips.vips.program.named_arrays import NewSums, Rows, Sums
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.program.waiting_globals import num_waiting
 from numpyro_vips.vips.row_sums.covariates import moments_block
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 from numpyro_vips.vips.steps.best_start import best_start
@@ -615,21 +613,23 @@ class VipsEngine(Abilities):
         return diagnostics_of(self.program, self._roles, state, seen, widths)
 
     def clipping_effect(self, state: VipsState, names: Sequence[str]) -> ClippingEffect:
-        """Which way clipping draws each global, see `clipping_direction`, and whether
-        what it took off was added back, see `clipping_bias`."""
-        pulls = pulls_of_clipping(self.program.structure, names, self.recentred)
-        sites = self.program.graph.sites
-        of_sites: dict[str, Pull] = {k: v for k, v in pulls.items() if k in sites}
+        """Which globals clipping draws, and whether what it took off was added back;
+        see `clipping_bias`."""
+        drawn = {
+            latent
+            for statistic in self.statistics
+            if statistic.name in names
+            for latent, *_ in statistic.atoms
+        }
         is_corrected, expected = False, None
         if self.has_posterior(state):
             sums, _ = self._reading.sums_of(state)
             is_corrected = sums.statistics is not state.statistics
             expected = self._reading.share_clipped(state, names)
         return ClippingEffect(
-            of_sites,
+            [site for site in self.program.graph.sites if site in drawn],
             is_corrected=is_corrected,
             expected=expected,
-            has_plain_norms=not (self.recentred or self._roles.squares),
         )
 
     # --- what `explain` says ----------------------------------------------------------

@@ -16,9 +16,6 @@ from numpyro_vips.conjugacy.families.family import (
     Interval,
     NewElementwise,
     Shape,
-    copies_alike,
-    moments_of_known,
-    no_covariance,
 )
 from numpyro_vips.conjugacy.families.noisy_counts import expected_counts
 from numpyro_vips.conjugacy.families.noisy_shares import (
@@ -66,9 +63,6 @@ class Beta(Family):
     name = "Beta"
     statistics = ("log", "log1m")
     has_pseudo_counts = True
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def moments(self, natural: Elementwise) -> NewElementwise:
         a, b = natural["log"] + 1.0, natural["log1m"] + 1.0
@@ -155,9 +149,6 @@ class Dirichlet(Family):
     statistics = ("log",)
     event_dim = 1
     has_pseudo_counts = True
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def moments(self, natural: Vectors) -> NewVectors:
         concentration = natural["log"] + 1.0
@@ -213,9 +204,6 @@ class Categorical(Family):
     statistics = ("is",)
     augmentation: ClassVar[str | None] = "allocation"
     moment_range: ClassVar[Interval] = (0.0, 1.0)
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def __init__(self, num_states: int) -> None:
         self._num_states = num_states

@@ -109,18 +109,20 @@ class Family(abc.ABC):
     def log_normalizer(self, natural: Moments) -> Float[Array, "..."]:
         """One value per factor; its gradient is `moments`."""
 
-    @abc.abstractmethod
     def observed_moments(self, moments: Moments, natural: Moments) -> NewMoments:
         """What stands for `moments` in the observed information of the globals.
 
         Louis (1982): of the information of complete rows, the part is missing that the
         row's latents keep to themselves. What is left is the curvature of the row's log
-        likelihood, or of its bound, in the globals. See `moments_of_known`.
+        likelihood, or of its bound, in the globals. Latents of most families keep
+        nothing to themselves, and `moments` are as of known ones.
 
         Args:
           moments: The expectations of the statistics.
           natural: The natural parameters that they belong to.
         """
+        del natural
+        return dict(moments)
 
     @abc.abstractmethod
     def at(self, value: Num[Array, "..."]) -> NewMoments:
@@ -261,10 +263,11 @@ class Family(abc.ABC):
         """Moments from which a latent of the model starts, from its prior."""
         return self.moments(natural)
 
-    @abc.abstractmethod
     def wider(self, natural: Moments, factor: float) -> NewMoments:
         """Natural parameters of a covariance that is larger by a factor, or of the
-        inverse of one; those of other families as they are, see `no_covariance`."""
+        inverse of one; those of other families as they are."""
+        del factor
+        return dict(natural)
 
     # --- standard parameters ----------------------------------------------------------
 
@@ -325,39 +328,16 @@ class Family(abc.ABC):
         """
         raise TypeError(f"{self.name} has no states.")
 
-    @abc.abstractmethod
     def of_copies(
         self, parameters: Moments, copies: Float[Array, "..."] | None
     ) -> NewMoments:
         """Standard parameters of what depends on so many independent copies.
 
-        See `copies_alike`.
+        In most families all copies are distributed as one of them is.
 
         Args:
           parameters: Those of one copy.
           copies: How many copies each factor stands for; None for one.
         """
-
-
-# --- what most families answer, each in so many words -----------------------------
-
-
-def moments_of_known(self: Family, moments: Moments, natural: Moments) -> NewMoments:
-    """`Family.observed_moments` where latents keep nothing to themselves, as if they
-    were known."""
-    del self, natural
-    return dict(moments)
-
-
-def no_covariance(self: Family, natural: Moments, factor: float) -> NewMoments:
-    """`Family.wider` of what is no covariance, nor the inverse of one."""
-    del self, factor
-    return dict(natural)
-
-
-def copies_alike(
-    self: Family, parameters: Moments, copies: Float[Array, "..."] | None
-) -> NewMoments:
-    """`Family.of_copies` where all copies are distributed as one of them is."""
-    del self, copies
-    return dict(parameters)
+        del copies
+        return dict(parameters)

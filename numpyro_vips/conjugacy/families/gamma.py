@@ -14,11 +14,7 @@ from numpyro_vips.conjugacy.families.family import (
     Family,
     NewElementwise,
     Shape,
-    copies_alike,
-    moments_of_known,
-    no_covariance,
 )
-from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.noisy_sums import (
     MOST_RATES,
     RateShape,
@@ -26,6 +22,7 @@ from numpyro_vips.conjugacy.families.noisy_sums import (
     nonnegative,
     rate_of_noisy_sums,
 )
+from numpyro_vips.conjugacy.families.transformed import Inverse
 
 
 class Gamma(Family):
@@ -34,9 +31,6 @@ class Gamma(Family):
     name = "Gamma"
     statistics = ("x", "log")
     nonnegative = ("x",)
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def moments(self, natural: Elementwise) -> NewElementwise:
         concentration, rate = natural["log"] + 1.0, -natural["x"]
@@ -117,8 +111,7 @@ class InverseGamma(Inverse):
 
     name = "InverseGamma"
     statistics = ("1/x", "log")
-    _of_inverse: ClassVar[Family] = Gamma()
-    wider = no_covariance
+    _of_function: ClassVar[Family] = Gamma()
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"1/x": 1.0 / value, "log": jnp.log(value)}

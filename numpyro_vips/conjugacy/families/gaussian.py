@@ -14,9 +14,6 @@ from numpyro_vips.conjugacy.families.family import (
     NewMoments,
     Requirements,
     Shape,
-    copies_alike,
-    moments_of_known,
-    no_covariance,
 )
 from numpyro_vips.conjugacy.families.positive_matrices import (
     denoised,
@@ -50,9 +47,6 @@ class Normal(Family):
     event_dim = 1
     is_gaussian = True
     has_covariances = True
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def _mean_and_covariance(self, natural: Moments) -> tuple[Vector, Matrix]:
         precision = -2.0 * symmetric_part(natural["xx"])

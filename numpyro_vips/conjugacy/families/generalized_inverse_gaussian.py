@@ -23,9 +23,6 @@ from numpyro_vips.conjugacy.families.family import (
     NewElementwise,
     Requirements,
     Shape,
-    copies_alike,
-    moments_of_known,
-    no_covariance,
 )
 from numpyro_vips.conjugacy.families.gamma import InverseGamma
 from numpyro_vips.conjugacy.families.noisy_sums import (
@@ -35,6 +32,7 @@ from numpyro_vips.conjugacy.families.noisy_sums import (
     nonnegative,
     rate_of_noisy_sums,
 )
+from numpyro_vips.conjugacy.families.transformed import Transformed
 from numpyro_vips.jax_tools.host_calls import call_on_host, runs_on_host
 from numpyro_vips.jax_tools.separate_rows import treats_rows_alone
 
@@ -315,9 +313,6 @@ class GeneralizedInverseGaussian(Family):
     name = "GeneralizedInverseGaussian"
     statistics = ("x", "1/x", "log")
     nonnegative = ("x", "1/x")
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def _standard(
         self, natural: Elementwise
@@ -480,106 +475,28 @@ class _GIG(dist.Distribution):
         )
 
 
-class _Root(Family):
-    """The family of a positive x of which x² is in another family."""
+class _Root(Transformed):
+    """A standard deviation whose square is in another family."""
 
-    name = "Root"
-    statistics = ("x^-2", "log")
-    nonnegative = ("x^-2",)
-    _square: ClassVar[Family] = InverseGamma()
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
+    _power = 0.5
 
-    def _of_square(self, natural: Elementwise) -> NewElementwise:
-        # dx² = 2x dx, so one power of x goes to the Jacobian.
-        found = self._share_of_square(natural)
-        return {**found, "log": found["log"] - 0.5}
-
-    def _of_root(self, moments: Elementwise) -> NewElementwise:
-        """Moments of x, from those of x²."""
-        found = {"log": 0.5 * moments["log"], "x^-2": moments["1/x"]}
-        return {**found, "x^2": moments["x"]} if "x" in moments else found
-
-    def moments(self, natural: Elementwise) -> NewElementwise:
-        return self._of_root(self._square.moments(self._of_square(natural)))
-
-    def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
-        return self._square.log_normalizer(self._of_square(natural)) - math.log(2.0)
+    def _jacobian(self, natural: Elementwise) -> float:
+        """dx² = 2x dx."""
+        return 0.5
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
-        return self._of_root(self._square.at(value**2))
+        return self._moments(self._of_function.at(value**2))
 
     def beside_flat_prior(self, natural: Elementwise, shape: Shape) -> NewElementwise:
-        square = self._of_square(natural)
-        return self._natural(self._square.beside_flat_prior(square, shape))
-
-    def project(
-        self, prior: Elementwise, data: Elementwise, noise: Elementwise
-    ) -> NewElementwise:
-        found = {
-            s: prior[s] - nonnegative(-data[s], noise[s])
-            for s in self.statistics
-            if s != "log"
-        }
-        return {**found, "log": prior["log"] + jnp.minimum(data["log"], 0.0)}
-
-    def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
-        squares = self._share_of_square(data), self._share_of_square(noise)
-        return self._share_of_root(self._square.widened(*squares))
-
-    def project_to_widen(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
-        squares = self._share_of_square(data), self._share_of_square(noise)
-        return self._share_of_root(self._square.project_to_widen(*squares))
-
-    def share_under_noise(
-        self, prior: Elementwise, data: Elementwise, noise: Elementwise
-    ) -> NewElementwise:
-        squares = self._share_of_square(data), self._share_of_square(noise)
-        own = self._of_square(prior)
-        return self._share_of_root(self._square.share_under_noise(own, *squares))
-
-    def _share_of_square(self, share: Elementwise) -> NewElementwise:
-        """What a share of natural parameters of x is of those of x²; or its noise."""
-        found = {"log": 0.5 * share["log"], "1/x": share["x^-2"]}
-        return {**found, "x": share["x^2"]} if "x^2" in share else found
-
-    def _share_of_root(self, share: Elementwise) -> NewElementwise:
-        """What a share of natural parameters of x² is of those of x."""
-        found = {"log": 2.0 * share["log"], "x^-2": share["1/x"]}
-        return {**found, "x^2": share["x"]} if "x" in share else found
-
-    def neutral(self, shape: Shape) -> NewElementwise:
-        return self._natural(self._square.neutral(shape))
-
-    def neutral_moments(self, shape: Shape) -> NewElementwise:
-        return self.at(jnp.ones(shape))
-
-    def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
-        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x^-2"].shape))
-        return {**natural, "x^-2": natural["x^-2"] * factor}
-
-    def starting_moments(self, natural: Elementwise) -> NewElementwise:
-        return self._of_root(self._square.starting_moments(self._of_square(natural)))
-
-    def parameters(self, natural: Elementwise) -> NewElementwise:
-        """The standard parameters of the distribution of x²."""
-        return self._square.parameters(self._of_square(natural))
+        square = self._natural_of_function(natural)
+        return self._natural(self._of_function.beside_flat_prior(square, shape))
 
     def requirements(self, parameters: Elementwise) -> Requirements:
-        return self._square.requirements(parameters)
-
-    def from_parameters(self, parameters: Elementwise) -> NewElementwise:
-        return self._natural(self._square.from_parameters(parameters))
-
-    def _natural(self, square: Elementwise) -> NewElementwise:
-        """Natural parameters, from those of x²."""
-        found = self._share_of_root(square)
-        return {**found, "log": found["log"] + 1.0}
+        return self._of_function.requirements(parameters)
 
     def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return dist.TransformedDistribution(
-            self._square.distribution(parameters),
+            self._of_function.distribution(parameters),
             dist.transforms.PowerTransform(0.5),
             validate_args=False,
         )
@@ -589,6 +506,9 @@ class RootInverseGamma(_Root):
     """A standard deviation whose square is inverse Gamma."""
 
     name = "RootInverseGamma"
+    statistics = ("x^-2", "log")
+    nonnegative = ("x^-2",)
+    _of_function: ClassVar[Family] = InverseGamma()
 
 
 class RootGeneralizedInverseGaussian(_Root):
@@ -598,4 +518,10 @@ class RootGeneralizedInverseGaussian(_Root):
     statistics = ("x^2", "x^-2", "log")
     nonnegative = ("x^2", "x^-2")
     of_priors = ("x^2",)
-    _square: ClassVar[Family] = GeneralizedInverseGaussian()
+    _of_function: ClassVar[Family] = GeneralizedInverseGaussian()
+
+    def project(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
+        found = super().project(prior, data, noise)
+        return {**found, "log": prior["log"] + jnp.minimum(data["log"], 0.0)}

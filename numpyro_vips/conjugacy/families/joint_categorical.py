@@ -23,9 +23,6 @@ from numpyro_vips.conjugacy.families.family import (
     Moments,
     NewMoments,
     Shape,
-    copies_alike,
-    moments_of_known,
-    no_covariance,
 )
 
 # The most entries that a table may have while latents are summed out.
@@ -52,9 +49,6 @@ class JointCategorical(Family):
     name = "Categorical, jointly"
     statistics = ()
     moment_range: ClassVar[Interval] = (0.0, 1.0)
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def __init__(self, states: Mapping[str, int], cliques: Sequence[Clique]) -> None:
         self.states = dict(states)

@@ -16,9 +16,6 @@ from numpyro_vips.conjugacy.families.family import (
     Interval,
     NewElementwise,
     Shape,
-    copies_alike,
-    moments_of_known,
-    no_covariance,
 )
 
 # Half logits below which a series stands for a quotient of differences.
@@ -66,7 +63,6 @@ class PolyaGamma(LogitsAuxiliary):
     augmentation: ClassVar[str | None] = "Pólya-Gamma"
     # tanh(c/2)/(2c) is largest at c = 0.
     moment_range: ClassVar[Interval] = (0.0, 0.25)
-    wider = no_covariance
 
     def moments(self, natural: Elementwise) -> NewElementwise:
         half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
@@ -160,9 +156,6 @@ class Tangent(LogitsAuxiliary):
     statistics = ("x",)
     augmentation: ClassVar[str | None] = "fixed curvature"
     is_tangent = True
-    observed_moments = moments_of_known
-    wider = no_covariance
-    of_copies = copies_alike
 
     def moments(self, natural: Elementwise) -> NewElementwise:
         return {"x": 0.25 * natural["x"] - 0.5 * jnp.tanh(0.5 * natural["x"])}

@@ -17,10 +17,7 @@ from numpyro_vips.conjugacy.families.family import (
     NewMoments,
     Requirements,
     Shape,
-    copies_alike,
-    moments_of_known,
 )
-from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.noisy_sums import (
     MOST_RATES,
     RateShape,
@@ -35,6 +32,7 @@ from numpyro_vips.conjugacy.families.positive_matrices import (
     num_small,
     symmetric_part,
 )
+from numpyro_vips.conjugacy.families.transformed import Inverse
 
 Matrix = Float[Array, "*batch dim dim"]
 _FEW_DEGREES = "concentration is not above the size less one"
@@ -60,8 +58,6 @@ class Wishart(Family):
     name = "Wishart"
     statistics = ("x", "logdet")
     event_dim = 2
-    observed_moments = moments_of_known
-    of_copies = copies_alike
 
     def _standard(self, natural: Moments) -> tuple[Float[Array, "*batch"], Matrix]:
         rate = -2.0 * symmetric_part(natural["x"])
@@ -233,7 +229,7 @@ class InverseWishart(Inverse):
     name = "InverseWishart"
     statistics = ("inv", "logdet")
     event_dim = 2
-    _of_inverse: ClassVar[Family] = Wishart()
+    _of_function: ClassVar[Family] = Wishart()
 
     def wider(self, natural: Moments, factor: float) -> NewMoments:
         return {**natural, "inv": factor * natural["inv"]}

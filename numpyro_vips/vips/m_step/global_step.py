@@ -18,11 +18,10 @@ from numpyro_vips.vips.program.named_arrays import InDouble, NewSums, Sums, as_r
 from numpyro_vips.vips.program.program import ConjugateProgram
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 from numpyro_vips.vips.row_sums.row_statistics import with_repeats
-from numpyro_vips.vips.steps.asked_places import asked_also
 from numpyro_vips.vips.steps.convergence import Trail
 from numpyro_vips.vips.steps.drift import drift_of
 from numpyro_vips.vips.steps.newton_steps import Target, Way, step_from
-from numpyro_vips.vips.steps.released_sums import Unclipped
+from numpyro_vips.vips.steps.released_sums import Unclipped, asked_also
 from numpyro_vips.vips.steps.state import VipsState, in_double, is_noisy
 from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 from numpyro_vips.vips.units.column_units import column_units, units_of

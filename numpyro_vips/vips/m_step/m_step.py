@@ -82,7 +82,7 @@ class GlobalInputs(NamedTuple):
       given: By factor, what rows add to its natural parameters where that is known
         already, see `newton_posterior.share_of_rows`.
       are_held: Whether the moments of factors that may wait stay as they are; see
-        `waiting_globals`.
+        `forgotten_steps`.
     """
 
     statistics: ByStatistic

@@ -14,8 +14,8 @@ from numpyro_vips.conjugacy.families.family import Moments
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure, is_real
 from numpyro_vips.vips.e_step.coordinates import neutral_auxiliaries
-from numpyro_vips.vips.program.divided_variance import scaled_squares
 from numpyro_vips.vips.program.expectations import natural_parameters
+from numpyro_vips.vips.program.forgotten_steps import scaled_squares
 from numpyro_vips.vips.program.named_arrays import NewByStatistic, NewMomentsByFactor
 from numpyro_vips.vips.program.program import ConjugateProgram
 

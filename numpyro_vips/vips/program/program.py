@@ -28,17 +28,17 @@ from numpyro_vips.conjugacy.structure.structure import (
     normal_terms,
 )
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.vips.program.divided_variance import dividing_latents
 from numpyro_vips.vips.program.feature_detection import find_features
 from numpyro_vips.vips.program.feature_products import with_own_products
 from numpyro_vips.vips.program.features import Features
-from numpyro_vips.vips.program.named_arrays import Values
-from numpyro_vips.vips.program.row_classes import row_class
-from numpyro_vips.vips.program.silent_directions import silent_directions
-from numpyro_vips.vips.program.waiting_globals import (
+from numpyro_vips.vips.program.forgotten_steps import (
     components_start_apart,
+    dividing_latents,
+    row_class,
     waiting_factors,
 )
+from numpyro_vips.vips.program.named_arrays import Values
+from numpyro_vips.vips.program.silent_directions import silent_directions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,11 +66,11 @@ class ConjugateProgram:
       level_means: By the name of a row's latent that the program has as the sum of
         itself and a global one, the name of that; see `level_means.py`.
       waiting: The factors of globals that wait until the components of a mixture have
-        parted; see `waiting_globals.py`.
+        parted; see `forgotten_steps.py`.
       row_class: The latent that says of which class a row is, if there is one; see
-        `row_classes.py`.
+        `forgotten_steps.py`.
       dividing: Latents of rows that divide the rows' variance between them; see
-        `divided_variance.py`.
+        `forgotten_steps.py`.
     """
 
     graph: ModelGraph

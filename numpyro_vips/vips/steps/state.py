@@ -16,10 +16,9 @@ from numpyro_vips.vips.program.named_arrays import (
     NewMomentsByFactor,
     NewSums,
 )
-from numpyro_vips.vips.steps.asked_places import AskedPlace
 from numpyro_vips.vips.steps.convergence import Trail
 from numpyro_vips.vips.steps.newton_steps import Way
-from numpyro_vips.vips.steps.released_sums import Bound, Unclipped
+from numpyro_vips.vips.steps.released_sums import AskedPlace, Bound, Unclipped
 
 
 class VipsState(NamedTuple):
@@ -38,7 +37,7 @@ class VipsState(NamedTuple):
       covariates: The second moments of the covariates, as an estimate of their sum over
         all rows; None if they have not been released.
       asked: Where rows were asked for statistics that depend on the globals; see
-        `asked_places`.
+        `released_sums`.
       released: Names of the statistics that have been released at least once.
       centre: The points about which statistics were taken, averaged like these; see
         `conjugacy.structure.centring`.
@@ -50,7 +49,7 @@ class VipsState(NamedTuple):
       kept: Share of the running average's weights that fell on releases about these.
       num_steps: Number of updates so far.
       to_wait: How many more steps some globals stay where they are; see
-        `waiting_globals`.
+        `forgotten_steps`.
       has_waited: Whether some have stayed there.
       change: Largest relative change of the moments in the last step.
       drift: How far each statistic of the last step was from the average before it, as

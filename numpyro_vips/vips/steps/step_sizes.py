@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
 DEFAULT_STEPS = 10
-# Where the first steps are forgotten; see `waiting_globals` and `divided_variance`.
+# Where the first steps are forgotten; see `forgotten_steps`.
 DEFAULT_STEPS_TO_FORGET = 20
 # Of Newton's method for centred factors, whose matrix is noisy and so held away from
 # zero: directions of which rows say little take many steps to their optimum.

@@ -7,8 +7,7 @@ import pytest
 from _repeated import BETWEEN, COMPLETE, ROWS, WITHIN, fit, levels, mean_of
 
 from numpyro_vips.vips.corrections.simulated_answers import SimulatedAnswers
-from numpyro_vips.vips.steps.asked_places import AskedPlace
-from numpyro_vips.vips.steps.released_sums import Bound, Unclipped
+from numpyro_vips.vips.steps.released_sums import AskedPlace, Bound, Unclipped
 from numpyro_vips.vips.steps.statistic_coordinates import Coordinates
 
 NAME = "⟨mean⟩"

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
 
-from numpyro_vips.vips.program.waiting_globals import num_waiting
+from numpyro_vips.vips.program.forgotten_steps import num_waiting
 from numpyro_vips.vips.steps.step_sizes import DEFAULT_STEPS
 
 CLASSES = 2

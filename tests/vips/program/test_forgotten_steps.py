@@ -13,7 +13,7 @@ from _engine_fit import EngineFit
 from _fits import vi_of
 
 import numpyro_vips as nv
-from numpyro_vips.vips.program.waiting_globals import num_waiting
+from numpyro_vips.vips.program.forgotten_steps import num_waiting
 
 COMPONENTS = 3
 

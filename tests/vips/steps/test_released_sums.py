@@ -3,8 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from numpyro_vips.vips.steps.asked_places import asked_also
-from numpyro_vips.vips.steps.released_sums import Bound
+from numpyro_vips.vips.steps.released_sums import Bound, asked_also
 
 
 def test_places_keep_their_weights() -> None:

@@ -1,29 +1,41 @@
-"""Which globals stay where they start while the components of a mixture part.
+"""Which fits leave their first steps out of the average, and what waits meanwhile.
 
-Components start together, and the first thing that rows say of them is how broad they
-are all together: scales grow to the width of all rows. From there components part
-slowly, as broad ones overlap, and under noise a fit of a few steps ends there. With
-scales and shares held where they start, narrow components go to where rows are, each
-step parting them by the ratio of the rows' variance to their own. Then the rest
-follows. DPVI does the same (`dpvi.guides.late_globals`).
+Sums of the first steps belong to globals that are left behind. Where the way from there
+is long, an average of ten steps has much of them, and what is known of the way is known
+up to noise that the average no longer shows: posteriors are then off and sure. So such
+a fit has more steps; the first ones leave nothing in the average, the first one after
+them neither, and they get less of the budget. It is a matter of public facts and the
+order of steps alone; nothing is released for it. There are three such fits.
 
-Components that the prior has at places of their own are parted from the start. Under
-strong noise, steps that forget would have them change places.
+**Components that part.** The components of a mixture start together, and the first
+thing that rows say of them is how broad they are all together: scales grow to the width
+of all rows. From there components part slowly, as broad ones overlap, and under noise a
+fit of a few steps ends there. With scales and shares held where they start, narrow
+components go to where rows are, each step parting them by the ratio of the rows'
+variance to their own. Then the rest follows. DPVI does the same
+(`dpvi.guides.late_globals`). Components that the prior has at places of their own are
+parted from the start. Under strong noise, steps that forget would have them change
+places.
 
-What is averaged while they wait belongs to globals that are left behind. So each of
-these steps forgets those before it, the first one after them too, and they get less of
-the budget. It is a matter of public facts and the order of steps alone; nothing is
-released for it.
+**Rows of one unknown class.** Rows are shared out between classes as these start:
+little by what the rows are. A row with several discrete latents, such as a chain of
+hidden states or the topics of a document's words, is not of one class: what its first
+steps find is not as far off, and forgetting them costs more than it gains.
+
+**Latents that divide the rows' variance.** Where a row has several real latents, such
+as an intercept and a slope of everybody's own, and their scales are learnt, coordinate
+ascent moves variance from one scale to another little by little: a scale that starts
+too large takes many steps to become small.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import numpy as np
 
 from numpyro_vips.conjugacy.algebra.terms import Label, Term
-from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.conjugacy.structure.structure import Structure, is_real
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import global_values, unconstrained_scale
 
@@ -46,7 +58,7 @@ def waiting_factors(
     | a real global of its own, such as a mean       | the globals that rows depend on |
     |                                                | and that are not real           |
     | such globals, all apart by their priors        | nothing                         |
-    | other globals alone, such as rates or words    | nothing; see `row_classes`      |
+    | other globals alone, such as rates or words    | nothing; see `row_class`        |
 
     Binary units that add up, as in a belief network, are no states with a global each.
 
@@ -142,3 +154,61 @@ def _start_apart(graph: ModelGraph, components: Iterable[Set[tuple[str, int]]]) 
 def num_waiting(num_steps: int) -> int:
     """In how many of a fit's first steps the globals that wait are not updated."""
     return math.floor(WAITING * num_steps)
+
+
+def row_class(structure: Structure, *, starts_apart: bool) -> str | None:
+    """The latent that says of which class a row is.
+
+    Args:
+      structure: What was found in the model.
+      starts_apart: What `components_start_apart` says.
+
+    Returns:
+      The only discrete latent of a row. None where there is no such latent, or where
+      the prior has the classes at places of their own: steps that forget would have
+      them change places under strong noise.
+    """
+    discrete = [
+        latent
+        for latent in structure.latents.values()
+        if latent.role == "local" and latent.states is not None
+    ]
+    if starts_apart or len(discrete) != 1 or math.prod(discrete[0].shape) > 1:
+        return None
+    return discrete[0].name
+
+
+def scaled_squares(
+    structure: Structure, row_terms: Sequence[Term]
+) -> Iterator[tuple[frozenset[str], str]]:
+    """Real latents of a row whose square a global scales, and that global, by term.
+
+    A term without data is part of the latents' own density.
+
+    Args:
+      structure: What was found in the model.
+      row_terms: The terms of the sites under the unit plate.
+    """
+    latents, factor_of = structure.latents, structure.factor_of
+    for term in row_terms:
+        real = [a.latent for a in term.atoms if is_real(latents[a.latent])]
+        others = [a.latent for a in term.atoms if not is_real(latents[a.latent])]
+        is_square = (
+            len(real) == 2
+            and all(latents[name].role == "local" for name in real)
+            and len({factor_of[name] for name in real}) == 1
+        )
+        is_scaled = len(others) == 1 and latents[others[0]].role == "global"
+        if is_square and is_scaled and not term.is_private:
+            yield frozenset(real), others[0]
+
+
+def dividing_latents(structure: Structure, row_terms: Sequence[Term]) -> frozenset[str]:
+    """The real latents of a row whose scale is learnt; none where there is one only.
+
+    Args:
+      structure, row_terms: See `scaled_squares`.
+    """
+    found = [mine for mine, _ in scaled_squares(structure, row_terms)]
+    together = frozenset[str]().union(*found)
+    return together if len(together) > 1 else frozenset()
