@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_vips import _validate, accounting
+from numpyro_vips import _html, _validate, accounting
 from numpyro_vips._keywords import naming_places
 from numpyro_vips._settings import code_of_value, frozen
 from numpyro_vips.dpvi.settings import DPVI
@@ -236,6 +236,15 @@ class PrivateVI:
         """The model's name, and the settings that were given as code."""
         settings = (f"{name}={code}" for name, code in self._settings().items())
         return f"PrivateVI({', '.join([name_of(self.model.fn), *settings])})"
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the ledger to be opened."""
+        settings = [f"{name}={code}" for name, code in self._settings().items()]
+        return (
+            _html.heading(f"PrivateVI({name_of(self.model.fn)})")
+            + _html.bullets(settings)
+            + _html.folded("Privacy budget", self.budget._repr_html_())
+        )
 
     def _settings(self) -> dict[str, str]:
         """The keywords that bear on a fit, as code; see `Plan.settings`."""

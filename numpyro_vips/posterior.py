@@ -48,6 +48,16 @@ class Posterior(Protocol):
         """By site, why it has no posterior: not finite, degenerate, no density."""
         ...
 
+    def weighable(
+        self, rng_key: jax.Array, count: int
+    ) -> tuple[Mapping[str, jax.Array], jax.Array] | None:
+        """Draws of every latent, along a first axis, and their log densities.
+
+        None where nothing is to be learnt from weighing draws by the model's density,
+        as of a posterior that was fitted to it.
+        """
+        ...
+
     def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
         """The posterior of the latents of rows that the caller may see."""
         ...

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_vips import _validate, result_file
+from numpyro_vips import _html, _validate, result_file
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.model.arguments import bind_arguments
@@ -428,15 +428,28 @@ class PrivateVIResult:
         }
 
     def __repr__(self) -> str:
+        return "\n".join([self._headline(), *(f"  {w}" for w in self._warnings())])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the statement and the plan to be opened."""
+        return (
+            _html.heading(self._headline())
+            + _html.bullets(self._warnings())
+            + _html.folded("Privacy statement", _html.preformatted(str(self.privacy)))
+            + _html.folded("Plan", _html.preformatted(self.plan))
+        )
+
+    def _headline(self) -> str:
         if self.privacy.is_private:
             guarantee = f"epsilon={self.privacy.epsilon:.6g}, "
             guarantee += f"delta={self.privacy.delta:.3g}, unit={self.privacy.unit!r}"
         else:
             guarantee = "NOT PRIVATE"
         sites = ", ".join(self.posterior.site_dims)
-        headline = f"PrivateVIResult({self.engine}, {guarantee}, sites: {sites})"
-        warnings = self.diagnostics.get("warnings", ())
-        return "\n".join([headline, *(f"  warning: {text}" for text in warnings)])
+        return f"PrivateVIResult({self.engine}, {guarantee}, sites: {sites})"
+
+    def _warnings(self) -> list[str]:
+        return [f"warning: {text}" for text in self.diagnostics.get("warnings", ())]
 
 
 def load(

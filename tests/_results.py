@@ -46,6 +46,9 @@ class Gaussians:
     def problems(self):
         return {}
 
+    def weighable(self, rng_key, count):
+        return None
+
     def local_posterior(self, query):
         return {}
 

@@ -1570,6 +1570,16 @@ for _name, _rows, _density in (
         ),
     ),
     (
+        "quantiles",
+        linear,
+        lambda X, y: dist.AsymmetricLaplaceQuantile(X @ wide_normals("w", 3), 0.5, 0.3),
+    ),
+    (
+        "asymmetric noise",
+        linear,
+        lambda X, y: dist.AsymmetricLaplace(X @ wide_normals("w", 3), 0.5, 2.0),
+    ),
+    (
         "rate by its logarithm",
         feature_and_count,
         lambda x, y: dist.Poisson(jnp.exp(jnp.log(gammas("rate")) + x)),
@@ -1747,6 +1757,7 @@ FAST = {
     "Weibull",
     "a choice between none and a chance",
     "areas_with_neighbours",
+    "asymmetric noise",
     "censored waiting times",
     "column_of_ones",
     "correlated_intercepts_and_slopes",

@@ -57,6 +57,7 @@ ORDER = (
     "handlers.py",
     "points.py",
     "errors.py",
+    "_html.py",
     "_validate.py",
 )
 # Only a docstring is in it: what it would import, every folder in it would import.

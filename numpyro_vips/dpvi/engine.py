@@ -610,7 +610,7 @@ class DpviEngine(Abilities):
         """Rows whose gradient was shortened weigh less, in all globals alike."""
         params = [n.removeprefix("param ") for n in names if n.startswith("param ")]
         sites = [*self.compiled.read, *params]
-        return ClippingEffect(sites)
+        return ClippingEffect(dict.fromkeys(sites, "towards the other rows"))
 
     def until_converged(
         self, state: DpviState, arguments: ModelArguments

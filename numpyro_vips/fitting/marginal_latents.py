@@ -16,11 +16,12 @@ would, and the posterior may be many of its standard deviations off. DPVI integr
 latent out. Where the only global beside an effect is its mean, or the effect has been
 made a level about its mean (`level_means.py`), VIPS has no such trouble and stays.
 
-**Cusps.** A Laplace density is a mixture of Normals over a variance of each row. A
-row's weight in the sums of VIPS is then the inverse of its residual, which has no
-limit. Weights are clipped, in sums that the scale depends on, and the rows' variances
-have posterior factors of their own, which makes the posterior of the location too
-narrow, also without noise. A score has a limit, however small the residual is.
+**Cusps.** A Laplace density, symmetric or not, is a mixture of Normals over a variance
+of each row. A row's weight in the sums of VIPS is then the inverse of its residual,
+which has no limit. Weights are clipped, in sums that the scale depends on, and the
+rows' variances have posterior factors of their own, which makes the posterior of the
+location too narrow, also without noise. A score has a limit, however small the residual
+is.
 
 Without noise it is the same engine. The posterior of VIPS is then a product of factors,
 at the best of the optima that some random starts lead to; that of DPVI has the globals'

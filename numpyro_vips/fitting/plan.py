@@ -1,4 +1,4 @@
-"""The plan of a fit as people and programs read it: tables and JSON."""
+"""The plan of a fit as people and programs read it: tables, HTML and JSON."""
 
 import dataclasses
 import math
@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from numpyro_vips import _html
 from numpyro_vips.accounting import jsonable
 
 _WIDTH = 100
@@ -88,6 +89,20 @@ class Plan:
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _repr_html_(self) -> str:
+        """The tables for notebooks, as HTML; cells are not cut."""
+        parts = [_html.heading(f"Engine: {self.engine}")]
+        if self.reasons:
+            reasons = [f"{site}: {reason}" for site, reason in self.reasons.items()]
+            parts += [_html.paragraph("VIPS cannot run it:"), _html.bullets(reasons)]
+        settings = [f"{name}={code}" for name, code in self.settings.items()]
+        parts += [_html.paragraph("Settings:"), _html.bullets(settings)]
+        for columns, rows in self._tables():
+            header, *cells = _cells(columns, rows)
+            parts.append(_html.table(header, cells))
+        parts += map(_html.paragraph, self.notes)
+        return "".join(parts)
 
     def _tables(self) -> Iterable[tuple[str, Sequence[Mapping[str, Any]]]]:
         """Names of columns, and a mapping for each row."""

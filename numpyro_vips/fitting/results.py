@@ -1,6 +1,7 @@
 """What the caller gets of a fit: its posterior, and what is to be known of it.
 
-That is made of released numbers and public facts.
+That is made of released numbers and public facts; only a fit without noise looks at
+rows once more.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.row_warnings import warnings_on_rows
 from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.result import PrivateVIResult
@@ -101,6 +103,8 @@ class FitResults:
             )
         if self.options.private:
             return _with_prior_disagreements(result, self.prepared.graph)
+        if self.options.until_converged:
+            return _with_weighed_draws(result, self.prepared)
         return result
 
 
@@ -113,6 +117,15 @@ def _with_prior_disagreements(
     privacy = result.privacy
     privacy = dataclasses.replace(privacy, remarks=(*privacy.remarks, *found))
     return dataclasses.replace(result, diagnostics=diagnostics, privacy=privacy)
+
+
+def _with_weighed_draws(
+    result: PrivateVIResult, prepared: PreparedFit
+) -> PrivateVIResult:
+    found = weighed_draws(prepared.graph, result.posterior, prepared.arguments)
+    texts = [*result.diagnostics["warnings"], *found.get("warnings", ())]
+    diagnostics = {**result.diagnostics, **found, "warnings": texts}
+    return dataclasses.replace(result, diagnostics=diagnostics)
 
 
 def _diagnostics(

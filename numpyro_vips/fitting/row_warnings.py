@@ -15,7 +15,7 @@ from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
 from numpyro_vips.model.row_weights import weights_of_rows
-from numpyro_vips.privacy.releases import ClippingEffect
+from numpyro_vips.privacy.releases import ClippingEffect, Pull
 from numpyro_vips.privacy.statement import NoisyShare
 
 # A share of rows above this is worth a warning, if it stands out of its noise by so
@@ -33,6 +33,8 @@ _WORTH_A_WARNING_OF_DIFFERENCES = 0.5
 # Of rows with weights of their own a few may have much of all weight. So it has to be
 # known that no more than these are clipped, with as many standard deviations.
 _WORTH_A_WARNING_OF_WEIGHTS = 0.02
+# By how much a larger norm is larger that the caller may try.
+_LARGER = 2.0
 # More names than these make no sentence.
 _MOST_NAMES = 6
 
@@ -106,7 +108,7 @@ def _on_clipped(
             f"{clipped} of the rows were clipped in the last steps"
             f"{unexpected}: {_what_was_cut(prepared, step, effect)} "
             f"{_consequence(step, effect)} "
-            f"{_remedies(prepared, options)}"
+            f"{_remedies(prepared, options, progress, step, effect)}"
         )
 
 
@@ -176,7 +178,7 @@ def _on_weights(weights: Mapping[str, Iterable[str]], share: NoisyShare) -> str:
 def _what_was_cut(prepared: PreparedFit, step: Step, effect: ClippingEffect) -> str:
     assert step.clipping_norm is not None
     if prepared.engine.is_one_vector:
-        sites = _listed([repr(name) for name in effect.sites])
+        sites = _listed([repr(name) for name in effect.pulls])
         longer = f"their gradients in {sites} were longer than {step.clipping_norm:.3g}"
         if step.redraws:
             return (
@@ -197,38 +199,106 @@ def _what_was_cut(prepared: PreparedFit, step: Step, effect: ClippingEffect) -> 
     )
 
 
+_CONSEQUENCES: Mapping[Pull, str] = {
+    "too small": "{sites} {come} out too small",
+    "too large": "{sites} {come} out too large",
+    "towards zero": "{sites} {be} drawn towards zero",
+    "towards the other rows": "{sites} {be} drawn towards the rows that were not "
+    "clipped",
+}
+
+
 def _consequence(step: Step, effect: ClippingEffect) -> str:
-    """What follows for the globals that clipped rows inform."""
-    verb = "is" if len(effect.sites) == 1 else "are"
-    biased = f"{_listed([repr(name) for name in effect.sites])} {verb} biased"
+    """What follows for which global, the directions that are known first."""
+    texts = []
+    for pull, text in _CONSEQUENCES.items():
+        sites = [repr(name) for name, mine in effect.pulls.items() if mine == pull]
+        if sites:
+            one = len(sites) == 1
+            verbs = {"come": "comes" if one else "come", "be": "is" if one else "are"}
+            texts.append(text.format(sites=_listed(sites), **verbs))
+    joined = "; ".join(texts)
     if step.redraws:
         return (
             "If the model is right, this biases nothing. If it is not, rows that "
-            f"surprise it count less than they would without clipping: {biased}."
+            f"surprise it count less than they would without clipping: {joined}."
         )
     if effect.is_corrected:
         return (
             "What rows of the model itself would lose by it has been added back, and "
-            f"intervals are wider for it. If the rows lost more, {biased}."
+            f"intervals are wider for it. If the rows lost more, {joined}."
         )
-    return f"So {biased}. Intervals do not allow for it."
+    return f"So {joined}. Intervals do not allow for it."
 
 
-def _remedies(prepared: PreparedFit, options: ScheduleOptions) -> str:
+def _remedies(
+    prepared: PreparedFit,
+    options: ScheduleOptions,
+    progress: Progress,
+    step: Step,
+    effect: ClippingEffect,
+) -> str:
     """What helps, the best first."""
+    texts = []
     if options.clipping_norm is not None:
-        first = "leave clipping_norm= out, so that a private histogram finds it"
+        texts.append("leave clipping_norm= out, so that a private histogram finds it")
     else:
-        first = (
+        texts.append(
             "more rows or a larger epsilon, at which the histogram takes a larger norm"
         )
-    return (
-        f"What helps, the best first: {first}; a larger clipping_norm=, with as much "
-        "more noise; if few rows are far larger than the others, the logarithm of "
+    larger = _larger_norm(prepared, options, progress, step, effect)
+    if larger is not None:
+        texts.append(
+            f"clipping_norm={larger}, which is twice as large, with twice the noise"
+        )
+    texts.append(
+        f"if few rows are far larger than the others, the logarithm of "
         f"{_listed(_arguments(prepared), 'or')}, or a limit on it that you choose "
-        "without looking; a likelihood in which such rows are no surprise, such as "
-        "StudentT for Normal or NegativeBinomial2 for Poisson."
+        "without looking"
     )
+    texts.append(
+        "a likelihood in which such rows are no surprise, such as StudentT for Normal "
+        "or NegativeBinomial2 for Poisson"
+    )
+    return f"What helps, the best first: {'; '.join(texts)}."
+
+
+def _larger_norm(
+    prepared: PreparedFit,
+    options: ScheduleOptions,
+    progress: Progress,
+    step: Step,
+    effect: ClippingEffect,
+) -> str | None:
+    """Code for norms that are larger, where the caller can say them."""
+    given = options.clipping_norm
+    if isinstance(given, Mapping):
+        return _code({name: _LARGER * norm for name, norm in given.items()})
+    if given is not None:
+        return _number(_LARGER * given)
+    assert step.clipping_norm is not None
+    if prepared.engine.is_one_vector:
+        return _number(_LARGER * step.clipping_norm)
+    open_parts = [part for part in prepared.parts if not part.is_fixed]
+    if not effect.has_plain_norms or any(len(part.blocks) > 1 for part in open_parts):
+        return None
+    norms = {
+        block: part.reference
+        if part.is_fixed
+        else _LARGER * progress.norms.get(part.name, part.reference)
+        for part in prepared.parts
+        for block in part.blocks
+    }
+    return _number(*norms.values()) if len(norms) == 1 else _code(norms)
+
+
+def _code(norms: Mapping[str, float]) -> str:
+    inside = ", ".join(f"{name!r}: {_number(norm)}" for name, norm in norms.items())
+    return f"{{{inside}}}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
 
 
 def _arguments(prepared: PreparedFit) -> list[str]:

@@ -21,7 +21,12 @@ from numpyro_vips.accounting import (
 )
 from numpyro_vips.accounting.renyi_filter import filter_epsilon
 from numpyro_vips.errors import BudgetExceededError
-from numpyro_vips.privacy.budget_table import budget_table
+from numpyro_vips.privacy.budget_table import (
+    BudgetTable,
+    as_html,
+    as_text,
+    budget_table,
+)
 from numpyro_vips.privacy.charge_checks import check_neighbours, check_price
 from numpyro_vips.privacy.charges import Charge, FitInSteps, exact, total
 from numpyro_vips.privacy.ledger_file import LedgerFile
@@ -588,6 +593,13 @@ class PrivacyBudget:
 
     def __str__(self) -> str:
         """A table of what was spent on what."""
+        return as_text(self._table())
+
+    def _repr_html_(self) -> str:
+        """The same table for notebooks, as HTML."""
+        return as_html(self._table())
+
+    def _table(self) -> BudgetTable:
         with self._lock:
             spent, left, charges = self.spent(), self.remaining(), self._charges
         return budget_table(

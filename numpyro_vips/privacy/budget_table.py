@@ -1,12 +1,28 @@
-"""What a ledger shows of itself: what was spent on what."""
+"""What a ledger shows of itself: what was spent on what, as text and as HTML."""
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from numpyro_vips import _html
 from numpyro_vips.accounting import Accountant
 from numpyro_vips.privacy.charges import Charge
 
 _COLUMNS = ("charged (UTC)", "epsilon", "delta", "releases", "accountant", "for")
+
+
+class BudgetTable(NamedTuple):
+    """What is shown of a ledger.
+
+    Attributes:
+      head: Lines on the budget.
+      rows: A line of headings, and one for each charge.
+      last: What is spent, and what is left.
+    """
+
+    head: list[str]
+    rows: list[tuple[str, ...]]
+    last: str
 
 
 def budget_table(
@@ -18,8 +34,8 @@ def budget_table(
     charges: Sequence[Charge],
     spent: tuple[float, float],
     left: tuple[float, float],
-) -> str:
-    """The table of a ledger as text, a line for each charge.
+) -> BudgetTable:
+    """The table of a ledger.
 
     Args:
       epsilon, delta, composition, accountant: Those that it was opened with.
@@ -41,13 +57,7 @@ def budget_table(
         f"Spent: epsilon = {spent[0]:.6g}, delta = {spent[1]:.3g}. "
         f"Left: epsilon = {rest:.6g}, delta = {left[1]:.3g}."
     )
-    rows = [_COLUMNS, *map(_row, charges)] if charges else []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines: list[str] = []
-    for row in rows:
-        cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join([*head, *lines, last])
+    return BudgetTable(head, [_COLUMNS, *map(_row, charges)], last)
 
 
 def _row(charge: Charge) -> tuple[str, ...]:
@@ -59,3 +69,23 @@ def _row(charge: Charge) -> tuple[str, ...]:
         charge.accountant,
         charge.label or "(no label)",
     )
+
+
+def as_text(table: BudgetTable) -> str:
+    """The table as lines, its columns padded with spaces."""
+    head, rows, last = table
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = list(head)
+    for row in rows if len(rows) > 1 else []:
+        cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join([*lines, last])
+
+
+def as_html(table: BudgetTable) -> str:
+    """The table for notebooks."""
+    (title, *others), (columns, *rows), last = table
+    parts = [_html.heading(title), *map(_html.paragraph, others)]
+    if rows:
+        parts.append(_html.table(columns, rows))
+    return "".join([*parts, _html.paragraph(last)])

@@ -1,6 +1,6 @@
 """When a fit releases what: the kinds of releases that a schedule is made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 # A single time, as it does not depend on the globals; rarely, as its noise only slows
@@ -62,17 +62,26 @@ class Kept(NamedTuple):
     square: float
 
 
+# What clipped rows do to a global: its entries come out too small or too large, or are
+# drawn towards zero, or rows that were clipped only weigh less than the others.
+Pull = Literal["too small", "too large", "towards zero", "towards the other rows"]
+
+
 class ClippingEffect(NamedTuple):
     """What clipping some statistics does to a posterior.
 
     Attributes:
-      sites: The globals that they inform.
+      pulls: Which way each global is drawn that they inform.
       is_corrected: Whether what was cut off was estimated and added back, by rows that
         the model simulates.
+      has_plain_norms: Whether the norms are those of what a caller's `clipping_norm=`
+        would bound, too: not of statistics about means that were released before, or in
+        units of their columns.
       expected: The share of rows that are clipped if the model is right; None where
         that is not known.
     """
 
-    sites: Sequence[str]
+    pulls: Mapping[str, Pull]
     is_corrected: bool = False
+    has_plain_norms: bool = True
     expected: float | None = None

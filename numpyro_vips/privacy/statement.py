@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_vips import _validate, accounting
+from numpyro_vips import _html, _validate, accounting
 from numpyro_vips.accounting import (
     ACCOUNTANTS,
     RELATIONS,
@@ -371,6 +371,14 @@ class PrivacyStatement:
             else:
                 lines += [f"{name}:", *(f"  {text}" for text in value)]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The statement for notebooks, as HTML."""
+        return (
+            _html.heading("Privacy statement")
+            + "".join(map(_html.paragraph, self._guarantee()))
+            + _html.facts(self._facts())
+        )
 
     def _guarantee(self) -> list[str]:
         """What holds, or that nothing does: a paragraph each."""

@@ -26,9 +26,11 @@ from numpyro_vips.privacy.releases import (
     COVARIATES,
     ClippingEffect,
     Columns,
+    Pull,
     Release,
     Together,
 )
+from numpyro_vips.vips.corrections.clipping_direction import pulls_of_clipping
 from numpyro_vips.vips.corrections.reading import Reading
 from numpyro_vips.vips.description import (
     describe_site,
@@ -613,23 +615,21 @@ class VipsEngine(Abilities):
         return diagnostics_of(self.program, self._roles, state, seen, widths)
 
     def clipping_effect(self, state: VipsState, names: Sequence[str]) -> ClippingEffect:
-        """Which globals clipping draws, and whether what it took off was added back;
-        see `clipping_bias`."""
-        drawn = {
-            latent
-            for statistic in self.statistics
-            if statistic.name in names
-            for latent, *_ in statistic.atoms
-        }
+        """Which way clipping draws each global, see `clipping_direction`, and whether
+        what it took off was added back, see `clipping_bias`."""
+        pulls = pulls_of_clipping(self.program.structure, names, self.recentred)
+        sites = self.program.graph.sites
+        of_sites: dict[str, Pull] = {k: v for k, v in pulls.items() if k in sites}
         is_corrected, expected = False, None
         if self.has_posterior(state):
             sums, _ = self._reading.sums_of(state)
             is_corrected = sums.statistics is not state.statistics
             expected = self._reading.share_clipped(state, names)
         return ClippingEffect(
-            [site for site in self.program.graph.sites if site in drawn],
+            of_sites,
             is_corrected=is_corrected,
             expected=expected,
+            has_plain_norms=not (self.recentred or self._roles.squares),
         )
 
     # --- what `explain` says ----------------------------------------------------------

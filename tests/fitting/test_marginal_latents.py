@@ -90,6 +90,13 @@ def medians(y: Any) -> None:
         numpyro.sample("y", dist.Laplace(1.0 * y[:, :2] @ w, spread), obs=1.0 * y[:, 2])
 
 
+def quantiles(y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        density = dist.AsymmetricLaplaceQuantile(mean, 1.0, 0.9)
+        numpyro.sample("y", density, obs=1.0 * y[:, 0])
+
+
 def long_tails(y: Any) -> None:
     """A Student t is smooth at its centre, and the effects' Laplace prior public."""
     w = numpyro.sample("w", dist.Laplace(0.0, 1.0).expand([2]).to_event(1))
@@ -206,13 +213,15 @@ def test_effects_beside_globals_are_integrated_out(fn: Any, epsilon: float) -> N
     assert plan_of(fn, rows=100, epsilon=epsilon).engine == "vips"
 
 
+@pytest.mark.quick_with("medians-1.0", "quantiles-inf")
 @pytest.mark.parametrize("epsilon", [1.0, math.inf])
-def test_densities_with_a_cusp_are_taken_as_they_are(epsilon: float) -> None:
-    plan = plan_of(medians, epsilon=epsilon)
+@pytest.mark.parametrize("fn", [medians, quantiles])
+def test_densities_with_a_cusp_are_taken_as_they_are(fn: Any, epsilon: float) -> None:
+    plan = plan_of(fn, epsilon=epsilon)
     assert plan.engine == "dpvi"
     (note,) = [note for note in plan.notes if "VIPS can run this model" in note]
     assert "not smooth at its centre" in note
-    assert plan_of(medians, rows=100, epsilon=epsilon).engine == "vips"
+    assert plan_of(fn, rows=100, epsilon=epsilon).engine == "vips"
 
 
 @pytest.mark.thorough_with("effects", "many_globals")

@@ -1,6 +1,7 @@
 """What is said of rows that were clipped or not seen, and that doing so helps."""
 
 import math
+import re
 import warnings
 from typing import Any
 
@@ -56,6 +57,17 @@ def clipped_in(texts: list[str]) -> str:
     return text
 
 
+def advised(text: str) -> Any:
+    """The `clipping_norm=` that a warning says, as the code that it is."""
+    (code,) = re.findall(r"clipping_norm=(\{.*?\}|[\d.e+-]+),", text)
+    return eval(code)
+
+
+def total_of(options: dict[str, Any]) -> float:
+    norm = options["clipping_norm"]
+    return sum(norm.values()) if isinstance(norm, dict) else norm
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "rows", "options", "said"),
@@ -64,7 +76,7 @@ def clipped_in(texts: list[str]) -> str:
             counts,
             (Y,),
             {"clipping_norm": 1.0},
-            ("⟨log rate⟩ was longer than 1,", "'rate' is biased"),
+            ("⟨log rate⟩ was longer than 1,", "'rate' comes out too small"),
         ),
         (
             totals,
@@ -78,13 +90,13 @@ def clipped_in(texts: list[str]) -> str:
             {"clipping_norm": 0.2, "engine": "dpvi"},
             (
                 "gradients in 'w' and 'spread' were longer than 0.2,",
-                "'w' and 'spread' are biased",
+                "'w' and 'spread' are drawn towards the rows that were not clipped",
             ),
         ),
     ],
     ids=["one sum", "two sums", "gradients"],
 )
-def test_a_warning_names_what_was_cut_and_what_helps(
+def test_a_warning_names_what_was_cut_which_way_and_what_helps(
     model: Any, rows: Any, options: dict[str, Any], said: tuple[str, ...]
 ):
     result, texts = fit(model, *rows, **options)
@@ -94,8 +106,23 @@ def test_a_warning_names_what_was_cut_and_what_helps(
     share = result.privacy.shares[CLIPPED_ROWS]
     assert text.startswith(f"{share} of the rows were clipped")
     assert text in result.privacy.remarks
+    # The larger norm that it says, as often as it says so, ends it; so does none.
+    given = dict(options)
+    for _ in range(6):
+        before, given["clipping_norm"] = total_of(given), advised(text)
+        assert total_of(given) == pytest.approx(2 * before, rel=0.01)
+        result, texts = fit(model, *rows, **given)
+        fewer = result.privacy.shares[CLIPPED_ROWS]
+        assert fewer.share < share.share + 3 * (fewer.stddev + share.stddev)
+        share = fewer
+        if not any("rows were clipped" in text for text in texts):
+            break
+        text = clipped_in(texts)
+    else:
+        pytest.fail("clipping did not end")
     assert "leave clipping_norm= out" in text
-    _, texts = fit(model, *rows, **{**options, "clipping_norm": None})
+    del given["clipping_norm"]
+    _, texts = fit(model, *rows, **given)
     assert not any("rows were clipped" in text for text in texts)
 
 
@@ -110,7 +137,25 @@ def test_few_rows_that_the_model_does_not_expect_are_told(num_far: int):
     assert len(texts) == bool(num_far)
     if num_far:
         assert "where the model expects 0." in clipped_in(texts)
-        assert "'rate' is biased" in clipped_in(texts)
+        assert "'rate' comes out too small" in clipped_in(texts)
+
+
+@pytest.mark.thorough
+def test_norms_about_released_means_are_not_advised():
+    """With norms of the caller's sums are about zero again, and others."""
+
+    def outliers(y):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 100.0))
+        spread = numpyro.sample("spread", dist.HalfNormal(50.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, spread), obs=y)
+
+    far = np.where(RNG.random(5000) < 0.12, 1e5, 1.0) * RNG.normal(size=5000)
+    _, texts = fit(outliers, far.astype(np.float32))
+    text = clipped_in(texts)
+    assert "'spread' comes out too small" in text
+    assert "clipping_norm=" not in text
+    assert "a larger epsilon" in text
 
 
 @pytest.mark.thorough

@@ -5,6 +5,7 @@ fixed values of everything else the bound that they give is exact.
 """
 
 import math
+from typing import Any
 
 import numpyro.distributions as dist
 
@@ -20,6 +21,7 @@ from numpyro_vips.conjugacy.densities.log_densities import (
     log_density,
     normal_with_precision,
     public_number,
+    require_constant,
 )
 from numpyro_vips.conjugacy.interpreter.values import Value, as_form
 
@@ -53,6 +55,63 @@ def laplace(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
     inverse = elementwise.power(tau, -1.0)
     conditional = normal_with_precision(x, loc, inverse * precision)
     return conditional - 0.5 * tau - math.log(2.0)
+
+
+@log_density(dist.AsymmetricLaplace)
+def asymmetric_laplace(
+    x: Form, loc: Value, scale: Value, asymmetry: Value, *, augment: Augment, **_: Value
+) -> Form:
+    """The log density of an asymmetric Laplace, as a scale mixture of Normals.
+
+    It is the one that `AsymmetricLaplaceQuantile` has at the quantile κ² / (1 + κ²),
+    with the scale σ κ / (1 + κ²).
+
+    Raises:
+      NotInAlgebra: The asymmetry κ is not constant.
+    """
+    kappa = as_form(asymmetry)
+    require_constant(kappa, "the asymmetry of an AsymmetricLaplace as a function")
+
+    def quantile(k: Any) -> Any:
+        return k**2 / (1.0 + k**2)
+
+    def ratio(k: Any) -> Any:
+        return k / (1.0 + k**2)
+
+    p = elementwise.map_constant(quantile, quantile, kappa)
+    sigma = as_form(scale) * elementwise.map_constant(ratio, ratio, kappa)
+    return _of_quantile(x, as_form(loc), sigma, p, augment)
+
+
+@log_density(dist.AsymmetricLaplaceQuantile)
+def asymmetric_laplace_quantile(
+    x: Form, loc: Value, scale: Value, quantile: Value, *, augment: Augment, **_: Value
+) -> Form:
+    p = as_form(quantile)
+    require_constant(p, "the quantile of an AsymmetricLaplaceQuantile as a function")
+    return _of_quantile(x, as_form(loc), as_form(scale), p, augment)
+
+
+def _of_quantile(x: Form, loc: Form, scale: Form, p: Form, augment: Augment) -> Form:
+    """x - loc is θσw + τσ√w·z with θ = (1 - 2p)/(p(1 - p)), τ² = 2/(p(1 - p)).
+
+    w ~ Exponential(1), z ~ Normal(0, 1) (Kozumi and Kobayashi, 2011).
+    """
+    inverse_square = 0.5 * (p * (1.0 - p))
+    theta = (0.5 - p) * elementwise.power(inverse_square, -1.0)
+    axes = forms.common_axes(x, loc, scale, p)
+    w = augment.auxiliary("scale", axes, family="GeneralizedInverseGaussian")
+    precision = inverse_square * elementwise.power(scale, -2.0)
+    residual = x - loc
+    return (
+        -0.5
+        * (elementwise.power(w, -1.0) * (precision * elementwise.power(residual, 2)))
+        + (theta * inverse_square) * (elementwise.power(scale, -1.0) * residual)
+        - (0.5 * (elementwise.power(theta, 2) * inverse_square) + 1.0) * w
+        + 0.5 * elementwise.log(precision)
+        - 0.5 * elementwise.log(w)
+        - 0.5 * math.log(2 * math.pi)
+    )
 
 
 @log_density(dist.HalfCauchy)

@@ -75,6 +75,10 @@ class _GuidePosterior(abc.ABC):
         """Mean and standard deviation by site, about: those of draws."""
         return _moments_of(self._public_draws(_MOMENT_DRAWS))
 
+    def weighable(self, rng_key: PRNGKeyArray, count: int) -> None:
+        """None: weighing draws adds nothing to a fit of the model's own density."""
+        return None
+
     def problems(self) -> dict[str, str]:
         """Why sites have no usable posterior, by site; empty if all have one."""
         draws = self._public_draws(_CHECKED_DRAWS)

@@ -1,7 +1,7 @@
 """The posterior that VIPS releases: a product of exponential-family factors."""
 
 import functools
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -174,7 +174,21 @@ class ConjugatePosterior:
         self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...] = ()
     ) -> dict[str, Shaped[Array, "..."]]:
         """Draws of every latent, with the axes of `sample_shape` in front."""
-        draws = {}
+        return self._sample(rng_key, sample_shape)[0]
+
+    def weighable(
+        self, rng_key: PRNGKeyArray, count: int
+    ) -> tuple[dict[str, Shaped[Array, "draws ..."]], Float[Array, " draws"]]:
+        """Draws of every latent, and the logarithm of their joint density."""
+        draws, parts = self._sample(rng_key, (count,))
+        log_densities = [part.reshape(count, -1).sum(1) for part in parts]
+        return draws, sum(log_densities, jnp.zeros(count))
+
+    def _sample(
+        self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...]
+    ) -> tuple[dict[str, Shaped[Array, "..."]], Iterator[Float[Array, "..."]]]:
+        """Draws, and the log densities of each factor's, made only if asked for."""
+        draws, made = {}, []
         factors = self.specification["blocks"]
         for key, factor in zip(
             jax.random.split(rng_key, len(factors)), factors, strict=True
@@ -182,12 +196,14 @@ class ConjugatePosterior:
             parameters = self._parameters(factor["name"])
             distribution = self._family(factor).distribution(parameters)
             draw = jnp.asarray(distribution.sample(key, sample_shape))
+            made.append((distribution, draw))
             if "layout" not in factor:
                 draws[factor["name"]] = draw
             else:
                 layout = GaussianLayout.from_dict(factor["layout"])
                 draws.update(layout.sites(draw, len(sample_shape)))
-        return {k: draws[k] for k in self.specification["site_dims"]}
+        log_densities = (jnp.asarray(each.log_prob(draw)) for each, draw in made)
+        return {k: draws[k] for k in self.specification["site_dims"]}, log_densities
 
 
 # One object for a discrete family, too, so that what is kept by family is found again.

@@ -53,6 +53,16 @@ CASES: dict[str, tuple[type[dist.Distribution], dict[str, Any], dist.Distributio
         {"loc": latent("m"), "scale": latent("s")},
         dist.Laplace(LOC, SCALE),
     ),
+    "AsymmetricLaplace": (
+        dist.AsymmetricLaplace,
+        {"loc": latent("m"), "scale": latent("s"), "asymmetry": 1.6},
+        dist.AsymmetricLaplace(LOC, SCALE, 1.6),
+    ),
+    "AsymmetricLaplaceQuantile": (
+        dist.AsymmetricLaplaceQuantile,
+        {"loc": latent("m"), "scale": latent("s"), "quantile": 0.2},
+        dist.AsymmetricLaplaceQuantile(LOC, SCALE, 0.2),
+    ),
     "HalfCauchy": (dist.HalfCauchy, {"scale": latent("s")}, dist.HalfCauchy(SCALE)),
 }
 
@@ -68,6 +78,16 @@ def test_the_marginal_is_numpyros(name: str, x: float) -> None:
 @pytest.mark.parametrize(
     ("kind", "parameters", "reason"),
     [
+        (
+            dist.AsymmetricLaplace,
+            {"loc": 0.0, "scale": 1.0, "asymmetry": latent("s")},
+            "the asymmetry",
+        ),
+        (
+            dist.AsymmetricLaplaceQuantile,
+            {"loc": 0.0, "scale": 1.0, "quantile": latent("s")},
+            "the quantile",
+        ),
         (
             dist.StudentT,
             {"df": latent("s"), "loc": 0.0, "scale": 1.0},
