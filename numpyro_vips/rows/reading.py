@@ -75,7 +75,8 @@ def _pieces_of(
     if not ranges:
         assert isinstance(source, RandomAccess)
         for indices in pieces:
-            rows = _quietly(functools.partial(source.read, np.asarray(indices)), names)
+            # Its own copy: another source reads the same rows, whatever this one does.
+            rows = _quietly(functools.partial(source.read, np.array(indices)), names)
             yield _checked(rows, columns, len(indices))
         return
     start, stop = ranges[0].start, ranges[-1].stop

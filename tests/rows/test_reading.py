@@ -69,6 +69,20 @@ def test_a_source_may_fill_one_array_again_and_again(pieces):
     np.testing.assert_array_equal(np.concatenate(found), np.arange(8))
 
 
+def test_a_source_that_changes_its_indices_moves_no_other_source():
+    """Or one person's numbers would stand in the rows of two."""
+
+    class Moved(Parts):
+        def read(self, indices: np.ndarray) -> Any:
+            indices += 1
+            return indices - 1.0
+
+    columns = {name: SourceColumn(Moved(8)) for name in ("x", "y")}
+    (part,) = read_columns(columns, [np.array([1, 4, 5])])
+    np.testing.assert_array_equal(part["x"], [1, 4, 5])
+    np.testing.assert_array_equal(part["y"], [1, 4, 5])
+
+
 def test_a_memory_map_is_copied_when_it_is_read(tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, np.zeros((100, 7)))
