@@ -58,12 +58,10 @@ class ArrayRows:
         return f"ArrayRows({self.row.dtype}{[self._length, *self.row.shape]})"
 
     def scan(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        """Yields the rows from `start` up to `stop`, read into memory."""
+        """Yields the rows from `start` up to `stop`."""
         while start < stop:
             end = min(stop, (start // self._part + 1) * self._part)
-            part = self._array[start:end]
-            # A view of a memory map would be read only when it is used.
-            yield np.array(part, copy=isinstance(part, np.memmap) or None)
+            yield np.asarray(self._array[start:end])
             start = end
 
     def read(self, indices: np.ndarray) -> np.ndarray:

@@ -75,7 +75,8 @@ def _pieces_of(
     if not ranges:
         assert isinstance(source, RandomAccess)
         for indices in pieces:
-            rows = _quietly(functools.partial(source.read, np.asarray(indices)), names)
+            # Its own copy: another source reads the same rows, whatever this one does.
+            rows = _quietly(functools.partial(source.read, np.array(indices)), names)
             yield _checked(rows, columns, len(indices))
         return
     start, stop = ranges[0].start, ranges[-1].stop
@@ -129,11 +130,15 @@ def _length(part: Mapping[str, np.ndarray]) -> int:
 def _checked(
     rows: Rows, columns: Mapping[str, SourceColumn], count: int | None
 ) -> dict[str, np.ndarray]:
-    """A source's rows, by the names of the columns, if they are as declared."""
+    """A copy of a source's rows, by the names of the columns, if they are as declared.
+
+    A source may fill one array again for the next part. While others wait to be worked
+    on, its rows would count several times.
+    """
 
     def converted() -> dict[str, np.ndarray]:
         return {
-            name: np.asarray(rows if column.name is None else rows[column.name])
+            name: np.array(rows if column.name is None else rows[column.name])
             for name, column in columns.items()
         }
 

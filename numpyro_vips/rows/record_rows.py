@@ -116,11 +116,25 @@ def _stacked(values: list[Any], row: RowType) -> np.ndarray:
 
 
 def _cast(value: Any, dtype: np.dtype) -> np.ndarray | None:
-    """An array of a dtype; None if there is none, or it would have to warn."""
+    """An array of a dtype; None if there is none, or it would have to warn.
+
+    What is masked in an array is missing, and so is a list with something masked.
+    """
     try:
-        array = np.asarray(value)
+        if _has_masked(value):
+            return None  # NumPy warns where it makes an array of it.
+        is_masked = isinstance(value, np.ma.MaskedArray)
+        array: Any = value if is_masked else np.asarray(value)
         # A number that the dtype cannot hold must not warn: that depends on it.
         with np.errstate(all="ignore"):
-            return None if array.dtype.kind == "c" else array.astype(dtype)
+            if array.dtype.kind == "c":
+                return None
+            return np.ma.filled(array.astype(dtype), missing_number(dtype))
     except Exception:  # Such as of texts, or of integers of any size.
         return None
+
+
+def _has_masked(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_masked, value))
+    return value is np.ma.masked

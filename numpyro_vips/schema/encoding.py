@@ -75,6 +75,8 @@ class Encoding(abc.ABC):
             )
         )
 
+    # It must not raise where the caller has asked NumPy to: that depends on a cell.
+    @np.errstate(all="ignore")
     def encode(self, frame: Any) -> Float[np.ndarray, "rows columns"]:
         """The table's columns as numbers, as public as the table is.
 

@@ -149,6 +149,8 @@ class Schema(Encoding, Mapping[str, Column]):
         """
         return design_of(formula, self)
 
+    # Whatever the caller has asked NumPy to do, no cell may end it once it is charged.
+    @np.errstate(all="ignore")
     def private_moments(
         self,
         frame: Any,

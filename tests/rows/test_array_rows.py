@@ -55,15 +55,6 @@ def test_only_what_is_asked_for_is_read():
     assert array.read == [slice(20, 30)]
 
 
-def test_a_memory_map_is_copied_when_it_is_read(tmp_path):
-    path = tmp_path / "x.npy"
-    np.save(path, ARRAY)
-    mapped = np.load(path, mmap_mode="r")
-    (part,) = ArrayRows(mapped).scan(0, 100)
-    assert not np.shares_memory(part, mapped)
-    assert type(part) is np.ndarray
-
-
 @pytest.mark.parametrize("indices", [[], [0, 3, 99]])
 def test_rows_are_read_at_random(indices, tmp_path):
     indices = np.array(indices, int)

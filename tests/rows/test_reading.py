@@ -45,6 +45,54 @@ def test_pieces_are_the_rows_in_order(lengths, length):
     assert source.scans == 1
 
 
+@pytest.mark.parametrize("pieces", ["ranges", "indices"])
+def test_a_source_may_fill_one_array_again_and_again(pieces):
+    """Its last rows counted several times, while all of them waited to be summed."""
+
+    class Reused(Parts):
+        array = np.empty(2)
+
+        def scan(self, start: int, stop: int) -> Any:
+            for part in super().scan(start, stop):
+                self.array[:] = part
+                yield self.array
+
+        def read(self, indices: np.ndarray) -> Any:
+            self.array[:] = indices
+            return self.array
+
+    made: list[Any] = [range(first, first + 2) for first in range(0, 8, 2)]
+    if pieces == "indices":
+        made = [np.array(piece) for piece in made]
+    columns = {"x": SourceColumn(Reused(2, 2, 2, 2))}
+    found = [part["x"] for part in list(read_columns(columns, made))]
+    np.testing.assert_array_equal(np.concatenate(found), np.arange(8))
+
+
+def test_a_source_that_changes_its_indices_moves_no_other_source():
+    """Or one person's numbers would stand in the rows of two."""
+
+    class Moved(Parts):
+        def read(self, indices: np.ndarray) -> Any:
+            indices += 1
+            return indices - 1.0
+
+    columns = {name: SourceColumn(Moved(8)) for name in ("x", "y")}
+    (part,) = read_columns(columns, [np.array([1, 4, 5])])
+    np.testing.assert_array_equal(part["x"], [1, 4, 5])
+    np.testing.assert_array_equal(part["y"], [1, 4, 5])
+
+
+def test_a_memory_map_is_copied_when_it_is_read(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.zeros((100, 7)))
+    mapped = np.load(path, mmap_mode="r")
+    columns = {"x": SourceColumn(ArrayRows(mapped))}
+    (part,) = read_columns(columns, [range(100)])
+    assert not np.shares_memory(part["x"], mapped)
+    assert type(part["x"]) is np.ndarray
+
+
 def test_no_rows_at_all_are_pieces_without_any():
     (part,) = read_columns({"x": SourceColumn(ArrayRows(np.ones((0, 3))))}, [range(0)])
     assert part["x"].shape == (0, 3)

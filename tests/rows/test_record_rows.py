@@ -86,6 +86,8 @@ MISSING = {
         {"x": [1j, 1]},
         {"x": [10**400, 1]},
         {"x": {}},
+        {"x": [np.ma.masked, 1]},
+        {"x": ([np.ma.masked], [1])},
     ],
 )
 def test_no_record_is_an_error_nor_a_warning(record, dtype, recwarn):
@@ -96,6 +98,13 @@ def test_no_record_is_an_error_nor_a_warning(record, dtype, recwarn):
         np.testing.assert_array_equal(found, [[0, 1], [MISSING[dtype]] * 2, [1, 1]])
     assert found.dtype == dtype
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("dtype", MISSING)
+def test_what_is_masked_in_an_array_is_missing(dtype):
+    records = [{"x": np.ma.masked_array([5, 1], [True, False])}]
+    found = RecordRows(records, {"x": np.zeros(2, dtype)}).read(np.array([0]))["x"]
+    np.testing.assert_array_equal(found, [[MISSING[dtype], 1]])
 
 
 def test_the_first_record_does_not_decide_how_others_are_read():

@@ -223,6 +223,16 @@ def test_the_ledger_is_charged_before_the_sums_are_taken(monkeypatch):
     assert budget.spent().epsilon > 0.09
 
 
+@pytest.mark.parametrize("cell", [5e-324, 1e-200, 1e300, -INF, NAN])
+def test_no_cell_ends_a_release_where_the_caller_has_numpy_raise(cell):
+    schema = nv.Schema(x=nv.Bounded(-1, 1), y=nv.Bounded(-1e300, 1e300))
+    budget, cells = nv.PrivacyBudget(1.0, 1e-6), [0.5, cell]
+    with np.errstate(all="raise"):
+        X = schema.encode({"x": cells, "y": cells})
+        schema.private_moments({"x": cells, "y": cells}, budget=budget, unit="people")
+    assert np.all(np.abs(X) <= 1)
+
+
 def test_a_release_has_an_entry_and_a_statement_of_its_own():
     budget = nv.PrivacyBudget(1.0, 1e-6)
     moments = of_table(table(50), budget)
