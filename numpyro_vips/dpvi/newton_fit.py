@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 
 from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.guides.automatic_guides import LARGEST_SCALE
+from numpyro_vips.dpvi.guides.public_ranges import PublicRanges
 from numpyro_vips.dpvi.iterates import DpviState, Variational
 from numpyro_vips.dpvi.posterior.variational_newton import Target, VectorNormal
 from numpyro_vips.dpvi.posterior.without_noise import MOST_GLOBALS, fit_normal
@@ -62,6 +63,7 @@ def newton_states(
     starts = [VectorNormal(first, around[-1].tril), *around]
     tried = np.stack([start.loc for start in starts])
     target, per_second, share = compiled.log_joint.with_rows(arguments, tried)
+    target = _within(program.ranges, target)
     starts.append(_as_wide_as_rows_say(target, around[-1], np.asarray(program.start)))
     for fit in fit_normal(
         target,
@@ -78,6 +80,24 @@ def newton_states(
             step=jnp.asarray(fit.num_steps),
             diagnostics=_with_zero_rows(fit.diagnostics, share),
         )
+
+
+def _within(ranges: PublicRanges, target: Target) -> Target:
+    """A log density that is that of impossible globals outside of the ranges.
+
+    A step may lead far out, where a density has lost a part of itself to rounding and
+    is larger than anywhere else: with the degrees of a NegativeBinomial2 beyond e^37
+    NumPyro's has no mean any more.
+    """
+
+    def bounded(
+        points: Float64[np.ndarray, "points size"],
+    ) -> tuple[Float64[np.ndarray, " points"], Float64[np.ndarray, "points size"]]:
+        values, gradients = target(points)
+        away = np.any(abs(points - ranges.centre) > 0.5 * ranges.distance, axis=1)
+        return np.where(away, -np.inf, values), gradients
+
+    return bounded
 
 
 def _as_wide_as_rows_say(

@@ -149,6 +149,29 @@ def test_priors_far_wider_than_what_is_possible_are_no_obstacle(seed: int):
     assert result.diagnostics["converged"]
 
 
+def visits(x: Any, count: Any) -> None:
+    a: Any = numpyro.sample("a", dist.Normal(0, 5))
+    b: Any = numpyro.sample("b", dist.Normal(0, 2))
+    phi: Any = numpyro.sample("phi", dist.HalfCauchy(5))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample(
+            "count", dist.NegativeBinomial2(jnp.exp(a + b * x), phi), obs=count
+        )
+
+
+@pytest.mark.thorough
+def test_no_step_stays_where_a_density_has_lost_its_digits() -> None:
+    """Beyond e^37 NumPyro's has no mean any more, and is larger than at the truth."""
+    rng = np.random.default_rng(0)
+    x = rng.binomial(1, 0.5, 2000)
+    mean = np.exp(2.0 + 0.5 * x)
+    result = fit(visits, x, rng.negative_binomial(1.2, 1.2 / (1.2 + mean)))
+    assert result.diagnostics["converged"]
+    for name, truth in {"a": 2.0, "b": 0.5, "phi": 1.2}.items():
+        found, spread = moments(result, name)
+        assert abs(found - truth) < 3.5 * spread < 0.3
+
+
 def grouped(group: Any, y: Any):
     mu: Any = numpyro.sample("mu", dist.Normal(0, 1000))
     tau: Any = numpyro.sample("tau", dist.HalfNormal(1000))
