@@ -23,8 +23,8 @@ _density: Any = polyagamma_pdf
 
 # Below this |c| the closed forms lose their digits and their series are exact.
 _SMALL = 1e-2
-# Above this |c| nothing is drawn; in single precision infinity alone is larger.
-_LARGEST = 1e39
+# Above this |c| PG(b, c) is an inverse Gaussian, up to exp(-|c|).
+_FAR = 100.0
 
 
 @runs_on_host
@@ -34,10 +34,13 @@ def _draws(
     rng = np.random.default_rng(seed.view(np.uint32))
     h = np.broadcast_to(b.astype(np.float64), shape).ravel()
     z = np.broadcast_to(c.astype(np.float64), shape).ravel()
-    # The library's rejection sampler never ends at an infinite tilt.
-    usable = np.isfinite(h) & (h > 0) & (np.abs(z) <= _LARGEST)
-    h, z = np.where(usable, h, 1.0), np.where(usable, z, 0.0)
-    drawn = _draw(h, z, random_state=rng)
+    usable = np.isfinite(h) & (h > 0) & np.isfinite(z)
+    h, z = np.where(usable, h, 1.0), np.abs(np.where(usable, z, 0.0))
+    # At large tilts the library draws no numbers, or its rejection sampler never ends.
+    far = z > _FAR
+    drawn = _draw(h, np.where(far, 0.0, z), random_state=rng)
+    shapes = np.maximum(h[far] ** 2 / 4.0, np.finfo(np.float64).tiny)
+    drawn[far] = rng.wald(h[far] / (2.0 * z[far]), shapes)
     return np.where(usable, drawn, np.nan).reshape(shape)
 
 
@@ -94,8 +97,7 @@ class PolyaGamma(dist.Distribution):
     ) -> jax.Array:
         """Draws through the polyagamma library, on the host.
 
-        Not a number where b or c is none that the distribution has, or |c| is above
-        1e39.
+        Not a number where b or c is none that the distribution has.
         """
         if key is None:
             raise ValueError("Expected a key of jax.random, got None.")

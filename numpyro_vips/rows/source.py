@@ -51,7 +51,8 @@ class RowSource(Protocol):
         (True, False)
 
     They must not change while a fit runs, which reads them once per step. A source is
-    read by one thread at a time, which need not be the one that made it.
+    read by one thread at a time, which need not be the one that made it. What it gives
+    is copied before more is asked for, so it may fill one array again and again.
 
     Attributes:
       row: Shape and dtype of a row, or a mapping of them by name. Public.
