@@ -3,16 +3,18 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
+from numpyro.primitives import Messenger
 
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.graph import ModelGraph, Site
 
 
 def synthetic_rows(
@@ -163,20 +165,47 @@ def synthetic_latents(
 ) -> dict[str, np.ndarray]:
     """A value in the support of every latent, for `count` rows."""
     rng = np.random.default_rng(seed)
+    sites = {site.name: site for site in graph.sites.values() if site.is_latent}
+    supports = {name: site.support for name, site in sites.items()}
+    if any(map(_has_traced_bounds, supports.values())):
+        with _InSupport(sites, rng):
+            messages = graph.run(synthetic_rows(graph.arguments, count, seed), {})
+        return {name: np.asarray(messages[name]["value"]) for name in sites}
     latents = {}
-    for site in graph.sites.values():
-        if not site.is_latent:
-            continue
+    for name, site in sites.items():
         shape = [count if i == site.row_axis else n for i, n in enumerate(site.shape)]
-        if site.is_discrete:
-            # Without known states it is refused; 0 and 1 are then as good as any.
-            value = rng.integers(0, site.num_states or 2, shape).astype(site.dtype)
-        else:
-            transform = biject_to(site.support)
-            free = transform.inverse_shape(tuple(shape))
-            value = evaluate_in_double(transform, rng.uniform(-1.0, 1.0, free))
-        latents[site.name] = value
+        latents[name] = _in_support(site, supports[name], tuple(shape), rng)
     return latents
+
+
+def _has_traced_bounds(support: Any) -> bool:
+    """Whether bounds are only known in a run: computed by JAX, or other latents."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support))
+
+
+def _in_support(
+    site: Site, support: Any, shape: tuple[int, ...], rng: np.random.Generator
+) -> np.ndarray:
+    """A value of a latent, of this shape."""
+    if site.is_discrete:
+        # Without known states it is refused; 0 and 1 are then as good as any.
+        return rng.integers(0, site.num_states or 2, shape).astype(site.dtype)
+    transform = biject_to(support)
+    free = rng.uniform(-1.0, 1.0, transform.inverse_shape(shape))
+    return evaluate_in_double(transform, free)
+
+
+class _InSupport(Messenger):
+    """Sets every latent of a run to a value in its support, given those before it."""
+
+    def __init__(self, sites: Mapping[str, Site], rng: np.random.Generator):
+        self._sites, self._rng = sites, rng
+        super().__init__()
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and msg["name"] in self._sites:
+            site, fn = self._sites[msg["name"]], msg["fn"]
+            msg["value"] = _in_support(site, fn.support, fn.shape(), self._rng)
 
 
 def rows_of_other_sizes(

@@ -1,3 +1,4 @@
+import math
 import warnings
 
 import jax
@@ -6,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _fits import fit_to
 from scipy import stats
 
 import numpyro_vips as nv
@@ -103,3 +105,24 @@ def test_draws_are_as_wide_as_priors_and_those_of_vague_scales_are_moderate():
     assert 0.9 < np.log(drawn["tau"]).std() < 3.3
     again = moderate_draws(graph, 2000)
     np.testing.assert_array_equal(drawn["tau"], again["tau"])
+
+
+@pytest.mark.parametrize("library", [np, jnp], ids=["NumPy", "JAX"])
+def test_bounds_that_are_arrays_are_found_in_any_precision(library):
+    """Fits change precision on their way. NumPy's arrays would not change along."""
+
+    def model(y):
+        low, high = library.array([0.0, 10.0]), library.array([5.0, 30.0])
+        m = numpyro.sample("m", dist.Uniform(low, high).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(m, 2.0).to_event(1), obs=y)
+
+    rng = np.random.default_rng(0)
+    y = rng.normal([2.0, 20.0], 2.0, size=(1500, 2)).astype(np.float32)
+    for epsilon in (2.0, math.inf):
+        draws = fit_to(model, y, budget=epsilon).sample_posterior(
+            jax.random.key(1), (500,)
+        )["m"]
+        away = np.abs(np.mean(draws, axis=0) - y.mean(0))
+        assert np.all(away < 4 * np.std(draws, axis=0))
+        assert np.all(np.std(draws, axis=0) < 0.2)

@@ -184,3 +184,27 @@ def test_latents_lie_in_their_supports(graph: ModelGraph) -> None:
     assert len(np.unique(found["spread"])) == COUNT
     other = synthetic_latents(graph, COUNT, 1)
     assert not np.array_equal(other["share"], found["share"])
+
+
+def test_latents_are_in_supports_that_a_run_alone_knows():
+    """Bounds that JAX computes, and bounds that are other latents."""
+
+    @nv.private(unit="rows")
+    def bounded(y: Any) -> None:
+        lower = jnp.array([0.0, 10.0])
+        top = numpyro.sample("top", dist.Uniform(lower, jnp.sqrt(900.0)).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            place = numpyro.sample("place", dist.Uniform(top[0], top[1] + 30.0))
+            numpyro.sample("kind", dist.Categorical(jnp.ones(3) / 3))
+            numpyro.sample("y", dist.Normal(place, 1.0), obs=y)
+
+    arguments = bind_arguments(bounded, (np.zeros(20, np.float32),), {})
+    graph = build_graph(bounded, arguments)
+    found = [synthetic_latents(graph, COUNT, seed=seed) for seed in (0, 0, 1)]
+    assert_equal(found[0], found[1])
+    top, place, kind = (found[0][name] for name in ("top", "place", "kind"))
+    assert np.all((top > [0.0, 10.0]) & (top < 30.0))
+    assert place.shape == (COUNT,)
+    assert np.all((place > top[0]) & (place < top[1] + 30.0))
+    assert set(kind) <= {0, 1, 2}
+    assert np.any(found[2]["top"] != top)

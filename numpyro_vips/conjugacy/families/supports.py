@@ -48,17 +48,14 @@ def base_support(support: Any) -> Any:
 def same_support(support: Any, known: Any) -> bool:
     """Whether a support is one of NumPyro's that is known by its name."""
     if known is constraints.unit_interval:
-        bounds = (
-            getattr(support, "lower_bound", None),
-            getattr(support, "upper_bound", None),
-        )
         is_interval = isinstance(support, type(constraints.interval(0.0, 1.0)))
         return support is known or (
-            is_interval and not _is_traced(bounds) and bounds == (0.0, 1.0)
+            is_interval
+            and _is_everywhere(support.lower_bound, 0.0)
+            and _is_everywhere(support.upper_bound, 1.0)
         )
     if known is constraints.nonnegative and isinstance(support, _FROM_A_NUMBER_ON):
-        lower = support.lower_bound  # type: ignore[attr-defined]
-        return not _is_traced((lower,)) and bool(np.all(np.asarray(lower) == 0))
+        return _is_everywhere(support.lower_bound, 0.0)  # type: ignore[attr-defined]
     return support is known or type(support) is type(known)
 
 
@@ -68,8 +65,11 @@ _FROM_A_NUMBER_ON = (
 )
 
 
-def _is_traced(values: Any) -> bool:
-    return any(isinstance(value, jax.core.Tracer) for value in values)
+def _is_everywhere(bound: Any, number: float) -> bool:
+    """Whether a bound, which may be an array, is known to be this number."""
+    if isinstance(bound, jax.core.Tracer):
+        return False
+    return bool(np.all(np.asarray(bound) == number))
 
 
 def described(support: Any) -> str:

@@ -102,7 +102,8 @@ def _distance_of(site: GuideSite, place: Float64[np.ndarray, "*site"]) -> float:
     steps = np.concatenate([_DISTANCES, -_DISTANCES])
     tried = place + steps.reshape(-1, *(1,) * place.ndim)
     try:
-        found = evaluate_in_double(jax.vmap(site.transform), tried)
+        # The transform has the precision in which it is asked for.
+        found = evaluate_in_double(lambda z: jax.vmap(site.transform)(z), tried)
     # NumPyro's transforms of correlations take no single precision among doubles.
     except TypeError:
         found = jax.vmap(site.transform)(jnp.asarray(tried, dtype))

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
@@ -31,6 +32,20 @@ class _InUnits(AffineTransform):
 
     def _like(self, numbers: Any) -> Float[Array, "..."]:
         return jnp.asarray(self.scale, jnp.result_type(numbers))
+
+
+def in_current_precision(support: Any) -> Any:
+    """A support whose bounds, where they are arrays, have the precision that JAX works
+    in now. A fit works in both, and the model has written them in one."""
+
+    def converted(bound: Any) -> Any:
+        is_array = isinstance(bound, np.ndarray | jax.Array)
+        return jnp.asarray(bound, jnp.result_type(float)) if is_array else bound
+
+    bounds = jax.tree.leaves(support)
+    if all(converted(bound) is bound for bound in bounds):
+        return support  # Those without bounds are known by being the same object.
+    return jax.tree.map(converted, support)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,13 +73,14 @@ class GuideSite:
     @property
     def transform(self) -> Any:
         """The bijection from the unconstrained space to the support, but for `over`."""
+        to_support = biject_to(in_current_precision(self.support))
         if self.unit == 1.0:
-            return biject_to(self.support)
+            return to_support
         if isinstance(self.unit, float):
             scaled = AffineTransform(0.0, self.unit)
         else:
             scaled = _InUnits(0.0, self.units)
-        return ComposeTransform([scaled, biject_to(self.support)])
+        return ComposeTransform([scaled, to_support])
 
     @property
     def is_real(self) -> bool:
