@@ -333,6 +333,8 @@ class PrivateVI:
                 )
             return self._fit(rng_key, prepared, plan, started, reducer, checkpoint)
 
+    # A caller who has asked NumPy to raise would lose what was paid for.
+    @np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
     def _fit(
         self,
         rng_key: jax.Array,

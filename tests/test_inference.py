@@ -683,6 +683,14 @@ def test_what_is_no_posterior_is_an_error_that_hands_over_what_was_paid_for(
     assert nv.load(tmp_path / "fit.nc").privacy == error.result.privacy
 
 
+def test_a_fit_that_is_paid_for_goes_on_where_numpy_is_asked_to_raise():
+    seen = []
+    with np.errstate(all="raise"):
+        fitted(logistic, *rows(), callback=lambda t, _: seen.append(np.geterr()))
+    assert seen
+    assert not any("raise" in kinds.values() for kinds in seen)
+
+
 def test_an_unwritable_ledger_stops_the_fit(tmp_path, monkeypatch):
     blocked = tmp_path / "a file"
     blocked.write_text("")
