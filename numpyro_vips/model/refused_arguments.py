@@ -163,6 +163,12 @@ def refuse_dtype(name: str, dtype: Any) -> None:
             f"The argument {name!r} holds dates or durations ({dtype}). Pass numbers, "
             "such as days since a public date."
         )
+    if not getattr(dtype, "isnative", True):
+        raise TypeError(
+            f"The argument {name!r} has numbers in another byte order than this "
+            f"machine's ({dtype.str}), as of some scientific files. Pass "
+            f"{name}.astype({name}.dtype.newbyteorder('='))."
+        )
     if jnp.issubdtype(dtype, np.complexfloating):
         raise TypeError(
             f"The argument {name!r} is complex ({dtype}). Pass its real and its "

@@ -295,6 +295,7 @@ SECRET = 31415926
         (np.zeros(ROWS, "datetime64[D]"), "dates or durations.*public date"),
         (np.zeros(ROWS, "timedelta64[D]"), "dates or durations"),
         (np.zeros(ROWS, complex), "is complex"),
+        (np.zeros(ROWS, ">f4"), r"byte order.*newbyteorder"),
         (np.zeros(ROWS, [("a", int)]), r"fields 'a'.*\{key: y\[key\] for key in"),
         (np.zeros(ROWS, np.longdouble), "Expected booleans, integers"),
         (pd.DataFrame({"a": np.ones(ROWS)}), r"pandas\.DataFrame.*Schema.*to_numpy"),
