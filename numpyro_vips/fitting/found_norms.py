@@ -18,7 +18,7 @@ from numpyro_vips.fitting.bounds.norm_histogram import (
     seen_norms,
 )
 from numpyro_vips.fitting.step import Step
-from numpyro_vips.privacy.releases import INFORMATION, SQUARES, Kept
+from numpyro_vips.privacy.releases import SQUARES, Kept
 
 # From parts of the joint vector whose rows noise hides, and their noisy counts, to the
 # norms that priors say; see `prior_norms`.
@@ -223,10 +223,7 @@ def _norm(seen: SeenNorms, part: NormPart, histogram: NormHistogram) -> float:
     """The norm to which a part is clipped, of which a histogram has shown something."""
     noise, later = histogram.relative_noise(part), histogram.later
     if SQUARES & set(part.blocks):
-        # Pilots before it have found coordinates where rows do so.
-        before = histogram.steps[: histogram.number]
-        evenly = INFORMATION in part.blocks and any(step.is_pilot for step in before)
-        return min(seen.least_harm(noise), seen.least_loss(noise, evenly=evenly))
+        return min(seen.least_harm(noise), seen.least_loss(noise))
     if not part.is_balanced:
         return seen.least_harm(noise)
     if _redraw(later, part):

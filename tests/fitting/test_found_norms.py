@@ -212,15 +212,8 @@ def test_norms_of_a_fit_that_redraws_rows() -> None:
     assert nothing.norms[part.name] == 3.0 and nothing.unseen == (part.name,)
 
 
-@pytest.mark.parametrize("is_even", [False, True])
-def test_few_rows_with_most_of_the_information_say_its_norm_where_it_is_even(
-    is_even: bool,
-) -> None:
-    """A fifth of the rows has most of it: of a few directions, or of most of them."""
+def test_few_rows_with_most_of_the_information_do_not_say_its_norm() -> None:
     steps, gradient, part = redrawing_fit(10_000)
-    assert any(step.is_pilot for step in steps)
-    if not is_even:
-        steps = tuple(dataclasses.replace(step, is_pilot=False) for step in steps)
     (number,) = (i for i, step in enumerate(steps) if part in step.counted)
     rng = np.random.default_rng(0)
     norms = np.where(rng.uniform(size=10_000) < 0.2, 100.0, rng.uniform(1.0, 2.0))
@@ -236,8 +229,7 @@ def test_few_rows_with_most_of_the_information_say_its_norm_where_it_is_even(
         expected_squares={},
         of_priors=lambda parts, counts: {},
     )
-    assert (found.norms[part.name] > 50.0) == is_even
-    assert is_even or found.norms[part.name] < 3.0 * np.median(norms)
+    assert np.median(norms) < found.norms[part.name] < 3.0 * np.median(norms)
     assert found.norms[gradient.name] == 3.0
 
 

@@ -216,27 +216,23 @@ class SeenNorms(NamedTuple):
         nearly = variances <= NEARLY * variances.min()
         return float(self.uppers[np.flatnonzero(nearly)[-1]])
 
-    def least_loss(self, relative_noise: float, *, evenly: bool) -> float:
+    def least_loss(self, relative_noise: float) -> float:
         """The norm at which sums of squares say most of all coordinates.
 
         A few rows may have most of such a sum, in coordinates that they are sure of.
         What is clipped off them is lost there, as a part of the sum. Noise at their
         norm hides what all rows say of other coordinates, which is about the number of
-        rows times the norm of the middle one. Where rows say about as much along every
-        direction it is what is left of the whole sum: of some directions most rows may
-        say nothing, as of an amount that only buyers have. The norm is not below a few
-        times that of the middle row: sums that are much too small mislead more than
-        noise does.
+        rows times the norm of the middle one. It is not below a few times the latter:
+        sums that are much too small mislead more than noise does.
 
         Args:
           relative_noise: See `least_harm`.
-          evenly: Whether rows say as much along every direction.
         """
         rows = np.maximum(self.rows, 0.0)
-        left = rows @ np.minimum(self._middles[:, None], self.uppers)
-        clipped = 1.0 - left / float(rows @ self._middles)
-        said = left if evenly else rows.sum() * self.middle
-        loss = clipped + HIDING_WEIGHT * relative_noise * self.uppers / said
+        longer = np.maximum(self._middles[:, None] - self.uppers, 0.0)
+        clipped = rows @ longer / float(rows @ self._middles)
+        hidden = relative_noise * self.uppers / (rows.sum() * self.middle)
+        loss = clipped + HIDING_WEIGHT * hidden
         loss = np.where(self.uppers < LEAST_OF_MIDDLE * self.middle, np.inf, loss)
         return float(self.uppers[np.argmin(loss)])
 
