@@ -331,10 +331,10 @@ class PrivateVI:
                         opened(path, self.budget, prepared.steps, about())
                     )
                 )
+            # A caller who has asked NumPy to raise would lose what was paid for.
+            stack.enter_context(np.errstate(all="warn", under="ignore"))
             return self._fit(rng_key, prepared, plan, started, reducer, checkpoint)
 
-    # A caller who has asked NumPy to raise would lose what was paid for.
-    @np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
     def _fit(
         self,
         rng_key: jax.Array,
