@@ -54,6 +54,7 @@ from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.loops_of_rows import warning_of_loops
 from numpyro_vips.model.max_nonzeros import check_widths
+from numpyro_vips.model.parameter_ranges import warning_of_chances
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
 from numpyro_vips.privacy.secure_random import SecureRandom
@@ -67,6 +68,7 @@ def _warnings_before_charge(
     """What the caller may want to know before the budget pays for the fit."""
     for told in (
         warning_of_no_globals(prepared.graph),
+        warning_of_chances(prepared.out_of_range),
         warning_of_loops(prepared.loops_until_rows_stop),
         warning_of_delta(priced, prepared.arguments.public_num_rows),
     ):

@@ -37,6 +37,7 @@ from numpyro_vips.model.loops_of_rows import (
     loops_until_rows_stop,
     program_of_model,
 )
+from numpyro_vips.model.parameter_ranges import chances_out_of_range
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
 from numpyro_vips.vips.description import can_be_summed_out
@@ -96,6 +97,7 @@ class PreparedFit:
       advantage: Why `engine_choice="auto"` has taken DPVI where VIPS could run the
         model; None where it has not.
       exposed: Which rates are proportional to which arguments, see `exposures`.
+      out_of_range: Which chances leave [0, 1], see `chances_out_of_range`.
       loops_until_rows_stop: Whether what runs on rows has such a loop; see
         `loops_of_rows`.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
@@ -115,6 +117,7 @@ class PreparedFit:
     rows_for_groups: float = 0.0
     advantage: Advantage | None = None
     exposed: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    out_of_range: Mapping[str, str] = dataclasses.field(default_factory=dict)
     loops_until_rows_stop: bool = False
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
@@ -193,6 +196,7 @@ def prepare_fit(
         rows_for_groups=for_groups,
         advantage=advantage,
         exposed=exposures(graph),
+        out_of_range=chances_out_of_range(graph),
         loops_until_rows_stop=any(map(loops_until_rows_stop, programs)),
     )
 
