@@ -53,13 +53,59 @@ def geometry(
         labels.
       latents: All latents of the model.
     """
-    if _one_sign([_sign(term.factors, term.scale, latents) for term, _ in entries]):
+    apart = _with_what_is_taken_off(entries, latents)
+    if _one_sign([_sign(term.factors, term.scale, latents) for term, _ in apart]):
         return "nonnegative"
     if matrix is not None and _one_sign(
         [_sign_of_matrix(entry, matrix, latents) for entry in entries]
     ):
         return "psd"
     return "signed"
+
+
+def _with_what_is_taken_off(entries: Sequence[Entry], latents: Latents) -> list[Entry]:
+    """Leaves out terms that take less off another one than there is of it.
+
+    That is how 1 - y is written for a sparse label y: as one
+    everywhere, less y where there are entries. No two of these are at the same place.
+    """
+    taken_off: list[Entry] = []
+    left: list[Entry] = []  # Of each of these something has been taken off.
+    for less, whole in itertools.permutations(entries, 2):
+        if less in taken_off or less in left or whole in taken_off or whole in left:
+            continue
+        if _is_part_of(less, whole, latents):
+            taken_off.append(less)
+            left.append(whole)
+    return [entry for entry in entries if entry not in taken_off]
+
+
+def _is_part_of(less: Entry, whole: Entry, latents: Latents) -> bool:
+    """Whether a term is another one times numbers in [-1, 0], at entries alone."""
+    term, labels = less
+    one_hots = [f for f in term.factors if isinstance(f, OneHot) and f.origin]
+    if len(one_hots) != 1 or one_hots[0].target not in labels:
+        return False
+    (one_hot,) = one_hots
+    entry = one_hot.labels[-1]
+    at_entries = [f for f in term.factors if f is not one_hot and entry in labels_of(f)]
+    values = at_entries[0] if len(at_entries) == 1 else None
+    if not isinstance(values, Dense) or entry in labels:
+        return False
+    if any(x.size > 1 for x in term.bound - {entry, *labels}):
+        return False  # What is taken off would add up.
+    other, other_labels = whole
+    if len({*labels}) < len(labels) or len({*other_labels}) < len(labels):
+        return False
+    ratio = term.scale / other.scale
+    ends = [ratio * end for end in range_of(values)]
+    if not -1.0 <= min(ends) <= max(ends) <= 0.0:
+        return False
+    swap = dict(zip(labels, other_labels, strict=True))
+    removed = (one_hot, values)
+    mine = [f for f in term.factors if f not in removed and not is_global(f, latents)]
+    theirs = [f for f in other.factors if not is_global(f, latents)]
+    return _are_images(mine, theirs, swap)
 
 
 def _one_sign(signs: Sequence[int]) -> bool:
