@@ -26,6 +26,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
 from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.gradients.factored_gradients import FactoredProgram
+from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import (
@@ -164,6 +165,7 @@ class RowGradients:
         self._num_particles = num_particles
         self._arguments = arguments or (lambda tree, draw: tree)
         self._closed = program
+        program = with_compared_maxima(program)
         leaves = [leaf for entry in released for leaf in entry.leaves]
         is_direct = arguments is None and num_particles == 1
         self._program = FactoredProgram(program, leaves if is_direct else ())

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Float64, Shaped
 
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.posterior.variational_newton import Target, in_batches
+from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.row_sums import in_double
 from numpyro_vips.model.arguments import ModelArguments
@@ -113,7 +114,7 @@ class FullBatchDensity:
         free = self._space.split(z)
         row = {name: array[0] for name, array in rows.items()}
         program = jax.make_jaxpr(self._row_density)(free, row)
-        run = jex_core.jaxpr_as_fun(program)
+        run = jex_core.jaxpr_as_fun(with_compared_maxima(program))
 
         def of_row(row: Mapping[str, Any]) -> tuple[Array, Array]:
             inputs = jax.tree.leaves((free, row))
@@ -135,10 +136,7 @@ class FullBatchDensity:
             counted = jnp.where(in_support, values, -jnp.inf)
             return jnp.sum(jnp.where(valid, counted, 0.0)) + self._log_prior(z)
 
-        # One point after the other: for several at once XLA 0.10.2 makes programs whose
-        # gradients are not those of their equations, where a beta-binomial likelihood
-        # has a parameter for each group.
-        return jax.lax.map(jax.value_and_grad(log_joint), points)
+        return jax.vmap(jax.value_and_grad(log_joint))(points)
 
 
 def _points_per_second(cost: Any) -> int:

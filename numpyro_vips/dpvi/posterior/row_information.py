@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.dpvi.gradients.coordinates import Units
+from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
 from numpyro_vips.jax_tools.row_sums import (
@@ -123,7 +124,7 @@ class RowInformation:
         """
         shape = (num_read, num_read)
         self.block = Block(name=name, shape=shape, symmetric=True, directions=num_read)
-        self._program = program
+        self._program = with_compared_maxima(program)
         self._inputs = inputs
         self._has_second_derivative = has_second_derivative
         self.of_row = jax.jit(self._matrix_of_row)

@@ -6,8 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
+import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.gradients.clipped_gradients import (
     ReleasedLeaves,
     RowGradients,
@@ -17,6 +21,9 @@ from numpyro_vips.dpvi.gradients.clipped_gradients import (
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+from numpyro_vips.jax_tools.separate_rows import over_rows
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 RNG = np.random.default_rng(5)
@@ -290,3 +297,30 @@ def test_one_row_moves_a_sum_in_coordinates_by_no_more_than_the_bound(
         others = sum_in_coordinates(ROWS, np.arange(9) != left_out, bound, keys)
         moved.append(np.linalg.norm(all_rows - others))
     assert 0.999 * bound < max(moved) <= bound
+
+
+def shares(total: Any, y: Any) -> None:
+    m: Any = numpyro.sample("m", dist.Beta(2.0, 2.0))
+    k: Any = numpyro.sample("k", dist.Exponential(0.1))
+    with numpyro.plate("rows", y.shape[0]):
+        found = dist.BetaBinomial(m * k, (1.0 - m) * k, total)
+        numpyro.sample("y", found, obs=y)
+
+
+@pytest.mark.optimized
+def test_rows_together_have_the_gradients_that_each_has_alone() -> None:
+    """XLA 0.10 works out a maximum's operands anew, so that they differ from it."""
+    total, y = np.full(1500, 20, np.int32), np.arange(1500, dtype=np.int32) % 21
+    model = nv.private(shares, unit="rows")
+    graph = build_graph(model, bind_arguments(model, (total, y), {}))
+    found = DpviEngine(graph).compiled.row_gradients
+    tree = ({"k": jnp.float32(2.0), "m": jnp.float32(1.0)}, {})
+    units = jnp.array([[0.05, 0.01], [0.0, 0.2]])
+    at = Shared(tree, jnp.zeros((1, 2)), threefry_key(0), units)
+    rows = {"total": total, "y": y}
+    together = jax.jit(over_rows(found.of_row))(at, rows).leaves
+    for number in range(21):
+        alone = found.of_row(at, {n: of[number] for n, of in rows.items()}).leaves
+        for leaf, gradient in together.items():
+            same = gradient[number::21]
+            np.testing.assert_allclose(same, alone[leaf], atol=1e-5)
