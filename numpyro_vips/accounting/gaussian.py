@@ -28,6 +28,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     Returns:
       The least delta at which the mechanism is (epsilon, delta)-private.
     """
+    mu, epsilon = float(mu), float(epsilon)
     if epsilon < 0:  # Swaps the two distributions; nothing cancels.
         swapped = gaussian_delta(mu, -epsilon)
         return -math.expm1(epsilon) + math.exp(epsilon) * swapped
