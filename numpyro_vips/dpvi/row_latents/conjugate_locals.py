@@ -29,7 +29,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Shaped
 
@@ -50,6 +49,7 @@ from numpyro_vips.jax_tools.jaxprs import without_dead_code
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.handler_stack import unvalidated
 from numpyro_vips.model.log_density import (
     MAX_JOINT_STATES,
     num_joint_states,
@@ -198,7 +198,7 @@ class ConjugateLocals:
         def numpyros(row: Any, latents: Any) -> Float[Array, ""]:
             rows = {name: value[None] for name, value in row.items()}
             messages = graph.run(rows, latents, params=params)
-            with numpyro.validation_enabled(False):
+            with unvalidated():
                 densities = [site_log_density(messages[name]) for name in self._sites]
             return sum(densities, jnp.zeros(()))
 

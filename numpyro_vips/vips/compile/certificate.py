@@ -14,7 +14,6 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float
 
@@ -29,6 +28,7 @@ from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.handler_stack import unvalidated
 from numpyro_vips.model.prior_centre import at_initial_params
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
 from numpyro_vips.model.refused_rows import why_rows_meet
@@ -88,7 +88,7 @@ def numpyro_log_joint(
     for name, msg in graph.run(rows, latents).items():
         if msg["type"] != "sample":
             continue
-        with numpyro.validation_enabled(False):
+        with unvalidated():
             log_prob = msg["fn"].log_prob(msg["value"])
         if msg["scale"] is not None:
             log_prob = msg["scale"] * log_prob
