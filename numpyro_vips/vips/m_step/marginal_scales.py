@@ -295,7 +295,10 @@ def _integrated(
         linear = priors[name]["x"] + share["x"]
         precision = _precision(priors[name]["xx"] + share["xx"])
         sign, log_det = np.linalg.slogdet(precision)
-        means[name] = np.linalg.solve(precision, linear[..., None])[..., 0]
+        # Noise may leave a precision that is singular, which cannot be solved with.
+        proper = (sign > 0)[..., None, None]
+        solved = np.where(proper, precision, np.eye(precision.shape[-1]))
+        means[name] = np.linalg.solve(solved, linear[..., None])[..., 0]
         each = 0.5 * (linear * means[name]).sum(-1) - 0.5 * log_det
         each = np.where(sign > 0, each, math.nan)
         logs = logs + each.sum(tuple(range(1, each.ndim)))
