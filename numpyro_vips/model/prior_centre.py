@@ -21,6 +21,7 @@ from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.handler_stack import alone_with_handlers
 from numpyro_vips.model.synthetic_rows import synthetic_rows
 
 # Standard deviation of a prior above which it says that numbers are large.
@@ -63,7 +64,7 @@ def global_values(graph: ModelGraph) -> GlobalValues:
 
 def _global_values(graph: ModelGraph) -> GlobalValues:
     rows = synthetic_rows(graph.arguments, 1, 0)
-    with _PriorCentres():
+    with alone_with_handlers(), _PriorCentres():
         messages = graph.run(rows, {})
     names = [site.name for site in graph.latents("global")]
     return GlobalValues(
@@ -76,7 +77,7 @@ def _global_values(graph: ModelGraph) -> GlobalValues:
 def moved_supports(graph: ModelGraph) -> dict[str, Any]:
     """The supports of the globals where those before them are not at their centres."""
     rows = synthetic_rows(graph.arguments, 1, 0)
-    with _PriorCentres(distance=1.0):
+    with alone_with_handlers(), _PriorCentres(distance=1.0):
         messages = graph.run(rows, {})
     return {s.name: messages[s.name]["fn"].support for s in graph.latents("global")}
 
@@ -156,7 +157,7 @@ def initial_params(graph: ModelGraph, rng_key: jax.Array) -> dict[str, Any]:
     if not graph.params:
         return {}
     rows = synthetic_rows(graph.arguments, 1, 0)
-    with _PriorCentres():
+    with alone_with_handlers(), _PriorCentres():
         messages = graph.run(rows, {}, rng_key=rng_key)
     return {name: messages[name]["value"] for name in graph.params}
 

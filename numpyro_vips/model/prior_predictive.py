@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from numpyro.distributions import biject_to
 
 from numpyro_vips.jax_tools.double_precision import trace_in_double
@@ -21,6 +20,7 @@ from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.random_keys import FAITHFUL
 from numpyro_vips.model.distributions import unmasked_in_support, unwrapped
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.handler_stack import unvalidated
 from numpyro_vips.model.log_density import site_log_density
 from numpyro_vips.model.prior_centre import at_initial_params
 from numpyro_vips.model.synthetic_rows import directions, synthetic_latents
@@ -268,7 +268,7 @@ def per_row(graph: ModelGraph, function: Any) -> Any:
             for name, value in latents.items()
             for axis in (axes[name],)
         }
-        with numpyro.validation_enabled(False):
+        with unvalidated():
             return function(graph, rows, mine, *more)
 
     def of_rows(rows: Any, latents: Any, *more: Any) -> Any:

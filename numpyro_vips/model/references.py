@@ -38,7 +38,7 @@ import numpy as np
 import numpyro
 from jax.core import AbstractValue
 from numpyro.distributions import Distribution
-from numpyro.primitives import _PYRO_STACK, Messenger
+from numpyro.primitives import Messenger
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.program_constants import constants_of
@@ -50,6 +50,7 @@ from numpyro_vips.model.array_likes import (
     num_entries_with_numbers,
     stand_in,
 )
+from numpyro_vips.model.handler_stack import entered_handlers
 
 # What refers to nothing, or to nothing of the model's.
 _ATOMS = (
@@ -134,7 +135,7 @@ def references(*roots: Any, each_number: bool = False) -> Iterator[Reference]:
     # Objects are kept, since the address of a dead one may be used again.
     met: dict[int, tuple[int, Any]] = {}
     # A stack of its own, so that no depth of nesting ends the search.
-    stack = [("", root) for root in reversed((*roots, *_PYRO_STACK))]
+    stack = [("", root) for root in reversed((*roots, *entered_handlers()))]
     while stack:
         name, value = stack.pop()
         if id(value) in _IDS_OF_INSPECTION:

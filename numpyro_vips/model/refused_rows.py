@@ -6,11 +6,11 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 
 from numpyro_vips.jax_tools.jaxprs import without_dead_code
 from numpyro_vips.model.distributions import shape_as_written
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.handler_stack import unvalidated
 from numpyro_vips.model.meeting_rows import (
     PUBLIC_IN_ITS_PLACE,
     first_meeting,
@@ -80,7 +80,7 @@ class _Densities:
                 if site.row_axis is None:
                     continue
                 fn, value = messages[name]["fn"], messages[name]["value"]
-                with numpyro.validation_enabled(False):
+                with unvalidated():
                     found.append(fn.log_prob(value))
                 batch = jnp.ndim(value) - fn.event_dim
                 shapes = jnp.shape(value)[:batch], shape_as_written(fn)

@@ -23,6 +23,7 @@ from numpyro_vips.handlers import in_own_structure, private
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import unwrapped
+from numpyro_vips.model.handler_stack import alone_with_handlers, unvalidated
 from numpyro_vips.model.wide_arrays import with_fresh_arrays
 
 
@@ -230,7 +231,8 @@ def run_model(
     args, kwargs = arguments.call(rows)
     count = next(iter(rows.values())).shape[0]
     unit_plate = UnitPlate(model.unit, count, arguments.public_num_rows, index)
-    with warnings.catch_warnings():
+    # Filters of warnings are the process's own, too.
+    with alone_with_handlers(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="subsample_size does not match")
         # `trace` is outermost so that it sees the final messages.
         with (
@@ -240,7 +242,7 @@ def run_model(
             numpyro.handlers.seed(
                 rng_seed=threefry_key(0) if rng_key is None else rng_key
             ),
-            numpyro.validation_enabled(False),
+            unvalidated(),
         ):
             assert model.fn is not None
             try:

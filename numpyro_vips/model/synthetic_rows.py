@@ -15,6 +15,7 @@ from numpyro.primitives import Messenger
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph, Site
+from numpyro_vips.model.handler_stack import alone_with_handlers
 
 
 def synthetic_rows(
@@ -168,7 +169,7 @@ def synthetic_latents(
     sites = {site.name: site for site in graph.sites.values() if site.is_latent}
     supports = {name: site.support for name, site in sites.items()}
     if any(map(_has_traced_bounds, supports.values())):
-        with _InSupport(sites, rng):
+        with alone_with_handlers(), _InSupport(sites, rng):
             messages = graph.run(synthetic_rows(graph.arguments, count, seed), {})
         return {name: np.asarray(messages[name]["value"]) for name in sites}
     latents = {}

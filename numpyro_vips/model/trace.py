@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
@@ -23,6 +22,7 @@ from numpyro_vips.model.distributions import (
     shape_as_written,
     take_apart,
 )
+from numpyro_vips.model.handler_stack import unvalidated
 from numpyro_vips.model.model_errors import log_prob, traced
 from numpyro_vips.model.run import run_model
 from numpyro_vips.model.sparse_rows import SparseRows
@@ -198,7 +198,7 @@ class Trace:
 
     def _densities(self, rows: Any, latents: Any) -> dict[str, Any]:
         messages, _ = self._run(rows, latents=latents)
-        with numpyro.validation_enabled(False):
+        with unvalidated():
             return {
                 name: log_prob(name, msg)
                 for name, msg in _of_type("sample", messages).items()

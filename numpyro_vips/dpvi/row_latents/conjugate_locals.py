@@ -29,7 +29,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Shaped
 
@@ -47,8 +46,10 @@ from numpyro_vips.dpvi.row_latents.quadrature import (
 from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.jaxprs import without_dead_code
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.handler_stack import unvalidated
 from numpyro_vips.model.log_density import (
     MAX_JOINT_STATES,
     num_joint_states,
@@ -118,7 +119,7 @@ class ConjugateLocals:
         self.sums_by_messages = are_summed_exactly(
             list(structure.posterior_factors_of("local"))
         )
-        with jax.enable_x64(True):
+        with double_precision():
             self._in_double = self._compiled()
             self._certify(self._in_double)
 
@@ -197,7 +198,7 @@ class ConjugateLocals:
         def numpyros(row: Any, latents: Any) -> Float[Array, ""]:
             rows = {name: value[None] for name, value in row.items()}
             messages = graph.run(rows, latents, params=params)
-            with numpyro.validation_enabled(False):
+            with unvalidated():
                 densities = [site_log_density(messages[name]) for name in self._sites]
             return sum(densities, jnp.zeros(()))
 

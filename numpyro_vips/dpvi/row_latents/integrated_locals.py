@@ -18,13 +18,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro
 from jaxtyping import Array, Bool, Float
 from numpyro.distributions import biject_to
 
 from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes, root_of
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
+from numpyro_vips.model.handler_stack import unvalidated
 from numpyro_vips.model.log_density import row_log_density
 from numpyro_vips.model.prior_centre import initial_params
 from numpyro_vips.model.synthetic_rows import synthetic_row
@@ -178,7 +178,7 @@ def _unconstrained_shapes(graph: ModelGraph) -> dict[str, tuple[int, ...]]:
     # Of the model only shapes are looked at.
     values = {site.name: jnp.ones(site.shape, site.dtype) for site in latents}
     params = initial_params(graph, threefry_key(0))
-    with numpyro.validation_enabled(False):
+    with unvalidated():
         messages = graph.run(rows, values, params=params)
     return {
         site.name: biject_to(messages[site.name]["fn"].support).inverse_shape(

@@ -14,7 +14,6 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float
 
@@ -25,9 +24,11 @@ from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.handler_stack import unvalidated
 from numpyro_vips.model.prior_centre import at_initial_params
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
 from numpyro_vips.model.refused_rows import why_rows_meet
@@ -87,7 +88,7 @@ def numpyro_log_joint(
     for name, msg in graph.run(rows, latents).items():
         if msg["type"] != "sample":
             continue
-        with numpyro.validation_enabled(False):
+        with unvalidated():
             log_prob = msg["fn"].log_prob(msg["value"])
         if msg["scale"] is not None:
             log_prob = msg["scale"] * log_prob
@@ -125,7 +126,7 @@ def check_rows_are_separate(graph: ModelGraph) -> None:
         rows could meet or leave; see `separate_rows`.
     """
     unchanged, graph = graph, at_initial_params(graph)
-    with jax.enable_x64(True):
+    with double_precision():
         rows: dict[str, Any] = dict(
             with_synthetic_rows(graph.arguments, NUM_ROWS, 0).private
         )

@@ -26,6 +26,7 @@ from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.noisy_sums import rate_on_grid
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.vips.m_step.shares import share_of_prior
 from numpyro_vips.vips.program.expectations import expected
@@ -167,7 +168,7 @@ class MarginalScales:
         """
         if self._found is None:
             return None
-        with jax.enable_x64(True):
+        with double_precision():
             moments, shares = jax.tree.map(np.asarray, self._shares(natural))
             start = np.concatenate(
                 [np.ravel(moments[name]["log"]) for name in self._found.scales]
@@ -294,7 +295,10 @@ def _integrated(
         linear = priors[name]["x"] + share["x"]
         precision = _precision(priors[name]["xx"] + share["xx"])
         sign, log_det = np.linalg.slogdet(precision)
-        means[name] = np.linalg.solve(precision, linear[..., None])[..., 0]
+        # Noise may leave a precision that is singular, which cannot be solved with.
+        proper = (sign > 0)[..., None, None]
+        solved = np.where(proper, precision, np.eye(precision.shape[-1]))
+        means[name] = np.linalg.solve(solved, linear[..., None])[..., 0]
         each = 0.5 * (linear * means[name]).sum(-1) - 0.5 * log_det
         each = np.where(sign > 0, each, math.nan)
         logs = logs + each.sum(tuple(range(1, each.ndim)))

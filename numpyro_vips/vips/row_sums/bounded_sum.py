@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.row_sums import (
     DIAGNOSTICS,
     clipping_factor,
@@ -105,7 +106,7 @@ def bounded_sum(
     inputs = inputs._replace(
         expected_natural=dict(inputs.expected_natural), units=units
     )
-    with jax.enable_x64(True):
+    with double_precision():
         double, double_scales, norm = in_double((inputs, dict(scales), clipping_norm))
         shapes = {name: jnp.shape(inputs.expected_natural[name]) for name in scales}
         shapes |= dict.fromkeys(DIAGNOSTICS, ())
@@ -182,7 +183,7 @@ def norms_of_rows(
         return jax.vmap(of_row)(in_double(contributions))
 
     size = _piece_size(program)
-    with jax.enable_x64(True):
+    with double_precision():
         norms = map_over_rows(of_piece, rows, size)
         if in_any_state and _num_states(program):
             states = jnp.arange(_num_states(program), dtype=jnp.int32)
@@ -227,7 +228,7 @@ def columns_of_rows(
 
         return jax.lax.map(of_column, jnp.diag(units[name])).T
 
-    with jax.enable_x64(True):
+    with double_precision():
         return map_over_rows(of_piece, rows, _piece_size(program)).T
 
 
@@ -253,7 +254,7 @@ def features_of_rows(
         return jnp.where(valid, jnp.abs(found), jnp.nan)
 
     found = over_rows(of_row)(inputs.standards, rows)
-    with jax.enable_x64(True):
+    with double_precision():
         return in_double(found).T
 
 

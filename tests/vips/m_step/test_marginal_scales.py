@@ -13,6 +13,7 @@ import scipy.stats
 from _fits import fit_to
 
 import numpyro_vips as nv
+from numpyro_vips.vips.m_step import marginal_scales
 
 GROUPS, ROWS, STDDEV = 10, 80, 2.0
 LOGS = np.linspace(-7.0, 4.0, 2_000)
@@ -73,3 +74,16 @@ def test_the_scale_of_effects_has_its_margin(name: str):
     stddev = np.sqrt(weights @ (LOGS - mean) ** 2)
     assert abs(logs.mean() - mean) < 0.25 * stddev
     assert 0.8 < logs.std() / stddev < 1.25
+
+
+def test_where_noise_leaves_a_singular_precision_there_is_no_density():
+    """A fit that is paid for ended in an error of NumPy."""
+    priors: Any = {
+        "w": {"x": np.zeros((2, 2)), "xx": np.array([-np.eye(2), -2 * np.eye(2)])}
+    }
+    share: Any = {"w": {"x": np.ones(2), "xx": np.diag([0.0, 1.0])}}
+    with np.errstate(all="raise", divide="ignore"):
+        logs, means = marginal_scales._integrated(priors, np.zeros(2), share)
+    assert np.isnan(logs[0])
+    np.testing.assert_allclose(means["w"][1], [1 / 4, 1 / 2])
+    assert logs[1] == pytest.approx(0.5 * (1 / 4 + 1 / 2) - 0.5 * np.log(4 * 2))
