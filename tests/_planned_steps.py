@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.bounds.bounds import NormPart
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.schedule import ScheduleOptions, plan_steps
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.privacy.gaussian_mechanism import Block

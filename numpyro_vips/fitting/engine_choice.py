@@ -8,7 +8,7 @@ from typing import Any, Literal
 from numpyro_vips import _validate
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
-from numpyro_vips.fitting.bounds.bounds import NormPart, norm_parts
+from numpyro_vips.fitting.bounds.norm_parts import NormPart, norm_parts
 from numpyro_vips.fitting.curvature_noise import (
     SHARES,
     curvature_share,
@@ -33,10 +33,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
 from numpyro_vips.model.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.model.loops_of_rows import (
-    loops_until_rows_stop,
-    program_of_model,
-)
+from numpyro_vips.model.loops_of_rows import loops_until_rows_stop, program_of_model
 from numpyro_vips.model.parameter_ranges import chances_out_of_range
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate

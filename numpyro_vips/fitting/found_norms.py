@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_vips.fitting.bounds.bounds import NormPart, bounded_blocks
+from numpyro_vips.fitting.bounds.block_scales import bounded_blocks
 from numpyro_vips.fitting.bounds.norm_histogram import (
     NEAR,
     Hidden,
@@ -17,6 +17,7 @@ from numpyro_vips.fitting.bounds.norm_histogram import (
     middle_of_all,
     seen_norms,
 )
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.privacy.releases import SQUARES, Kept
 

@@ -10,14 +10,10 @@ from typing import NamedTuple
 
 from numpyro_vips import _validate
 from numpyro_vips._settings import frozen, keep_integer
-from numpyro_vips.fitting.bounds.bounds import (
-    NormPart,
-    bounded_blocks,
-    given_blocks,
-    joined,
-)
+from numpyro_vips.fitting.bounds.block_scales import bounded_blocks, given_blocks
 from numpyro_vips.fitting.bounds.column_histogram import column_block
 from numpyro_vips.fitting.bounds.norm_histogram import histogram_block
+from numpyro_vips.fitting.bounds.norm_parts import NormPart, joined
 from numpyro_vips.fitting.curvature_noise import SHARES
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.step import Step

@@ -13,12 +13,12 @@ import pytest
 from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.bounds.bounds import NormPart
 from numpyro_vips.fitting.bounds.column_histogram import (
     column_block,
     column_grid,
     sizes_from_counts,
 )
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.schedule import COLUMNS_SHARE
 from numpyro_vips.privacy.releases import Columns
 
