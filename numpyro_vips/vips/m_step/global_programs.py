@@ -33,7 +33,7 @@ from numpyro_vips.vips.program.named_arrays import (
     as_rows_know,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.row_statistics import as_block
+from numpyro_vips.vips.row_sums.released_blocks import as_block
 from numpyro_vips.vips.steps.newton_steps import Target, as_targets
 from numpyro_vips.vips.steps.released_sums import Unclipped
 from numpyro_vips.vips.steps.state import (

@@ -16,8 +16,8 @@ from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.m_step import largest_change
 from numpyro_vips.vips.program.named_arrays import InDouble, NewSums, Sums, as_rows_know
 from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.row_sums.released_blocks import with_repeats
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
-from numpyro_vips.vips.row_sums.row_statistics import with_repeats
 from numpyro_vips.vips.steps.convergence import Trail
 from numpyro_vips.vips.steps.drift import drift_of
 from numpyro_vips.vips.steps.newton_steps import Target, Way, step_from

@@ -20,7 +20,7 @@ from numpyro_vips.vips.program.expectations import (
     natural_parameters,
 )
 from numpyro_vips.vips.program.named_arrays import ByStatistic, MomentsByFactor
-from numpyro_vips.vips.row_sums.row_statistics import from_block, with_repeats
+from numpyro_vips.vips.row_sums.released_blocks import from_block, with_repeats
 
 
 def share_of_prior(

@@ -39,13 +39,8 @@ from numpyro_vips.vips.program.named_arrays import (
     Rows,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import (
-    RowInputs,
-    bounded_sum,
-    columns_of_rows,
-    features_of_rows,
-    norms_of_rows,
-)
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.contributions import RowInputs
 from numpyro_vips.vips.row_sums.covariates import (
     MOST_COVARIATES,
     Places,
@@ -56,9 +51,12 @@ from numpyro_vips.vips.row_sums.covariates import (
     positive_covariates,
     units_of,
 )
-from numpyro_vips.vips.row_sums.row_statistics import (
-    additions_of_rows,
-    public_statistics,
+from numpyro_vips.vips.row_sums.public_statistics import public_statistics
+from numpyro_vips.vips.row_sums.scattered import additions_of_rows
+from numpyro_vips.vips.row_sums.sizes_of_rows import (
+    columns_of_rows,
+    features_of_rows,
+    norms_of_rows,
 )
 from numpyro_vips.vips.steps.state import VipsState, as_arrays
 from numpyro_vips.vips.units.feature_units import FeatureColumns
@@ -186,7 +184,7 @@ class RowPrograms:
 
     @functools.cached_property
     def additions(self) -> Mapping[str, int]:
-        """See `row_statistics.additions_of_rows`."""
+        """See `scattered.additions_of_rows`."""
         return additions_of_rows(self.program)
 
     @functools.cached_property

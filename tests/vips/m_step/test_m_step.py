@@ -14,7 +14,8 @@ from numpyro_vips.vips.m_step.m_step import GlobalInputs, largest_change, update
 from numpyro_vips.vips.m_step.starts import start, symmetric_factors
 from numpyro_vips.vips.program.expectations import expected_natural_of
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.contributions import RowInputs
 
 Y = np.array([0.3, 2.1, -1.4, 0.9], np.float32)
 
