@@ -24,7 +24,8 @@ from numpyro_vips.fitting.marginal_latents import (
     is_better_marginal,
     is_left_open,
 )
-from numpyro_vips.fitting.schedule import ScheduleOptions, plan_steps
+from numpyro_vips.fitting.schedule import plan_steps
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private

@@ -12,7 +12,7 @@ from jaxtyping import Float64, PRNGKeyArray
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.vips.e_step.evidence_bound import bound_of_globals
-from numpyro_vips.vips.m_step import m_step, starts
+from numpyro_vips.vips.m_step import m_step, newton_targets, shares, starts
 from numpyro_vips.vips.m_step.expected_curvature import expected_curvatures
 from numpyro_vips.vips.m_step.known_steps import known_part
 from numpyro_vips.vips.m_step.newton_posterior import Natural, shares_of_rows
@@ -81,7 +81,7 @@ class GlobalPrograms:
         # Kept, as a fit starts twice: default clipping norms are read off a start too.
         self._start = jit_unoptimized(functools.partial(starts.start, program))
         self._newton_targets = jit_unoptimized(
-            functools.partial(m_step.newton_targets, program)
+            functools.partial(newton_targets.newton_targets, program)
         )
         self._update_globals = jit_of_globals(
             functools.partial(m_step.update_globals, program)
@@ -187,7 +187,7 @@ class GlobalPrograms:
           sums: The sums, and their noise.
           moments: Of the globals; by default those of the state.
           about: By factor, where rows were asked; by default the state's centre.
-          gain: See `m_step.newton_targets`.
+          gain: See `newton_targets`.
         """
         centre = self.centre_in(state, state.centre if about is None else about)
         frames = self.frames_of(state)
@@ -468,7 +468,7 @@ class GlobalPrograms:
     ) -> dict[str, tuple[Float64[np.ndarray, "..."], Float64[np.ndarray, "..."]]]:
         """By factor, the products of what coordinates are multiplied by, and the noise.
 
-        See `m_step.second_moments`.
+        See `shares.second_moments`.
         """
         with jax.enable_x64(True):
             found = self._second_moments(
@@ -481,7 +481,7 @@ class GlobalPrograms:
 
     @functools.cached_property
     def _second_moments(self) -> Any:
-        second_moments = functools.partial(m_step.second_moments, self.program)
+        second_moments = functools.partial(shares.second_moments, self.program)
         return jit_unoptimized(second_moments, static_argnames="names")
 
     def evidence_bound(self, state: VipsState) -> float:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64
 
 from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
-from numpyro_vips.vips.m_step.m_step import largest_change
+from numpyro_vips.vips.m_step.sweeps import largest_change
 from numpyro_vips.vips.program.named_arrays import InDouble, NewSums, Sums, as_rows_know
 from numpyro_vips.vips.program.program import ConjugateProgram
 from numpyro_vips.vips.row_sums.released_blocks import with_repeats
@@ -299,7 +299,7 @@ class GlobalStep:
         Args:
           state: What is known of the way to where rows were asked last.
           about: Where they were asked last.
-          targets: See `m_step.newton_targets`.
+          targets: See `newton_targets`.
           moments: Those of the posterior.
           step_size: The step's weight in the average over all steps.
         """
