@@ -199,7 +199,7 @@ def test_the_privacy_core_needs_no_jax(file):
 
 # Modules without a test file of their own name, and where they are tested.
 TESTED_ELSEWHERE = {
-    "_keywords.py": "by settings in wrong places, test_inference.py",
+    "_keywords.py": "by settings in wrong places, test_inference_refusals.py",
     "abilities.py": "what engines have without them, vips/ and dpvi/test_engine.py",
     "conjugacy/densities/log_densities.py": "by a model each, test_conjugate_models.py",
     "conjugacy/families/gig_draws.py": "families/test_generalized_*.py",
