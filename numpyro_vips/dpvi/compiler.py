@@ -371,7 +371,7 @@ def _first_coordinates(
             program.start,
             np.repeat(
                 [site.is_real for site in sites],
-                [math.prod(site.unconstrained_shape) for site in sites],
+                [site.size for site in sites],
             ),
             read.size,
         ),

@@ -278,13 +278,7 @@ def _dpvi_instead(
         return None  # The caller has VIPS' statistics in mind.
     settings = DPVI()
     try:
-        engine = settings.build_engine(
-            model,
-            graph,
-            num_steps=options.num_steps,
-            until_converged=options.until_converged,
-            has_norms=options.clipping_norm is not None,
-        )
+        engine = _built(settings, model, graph, options)
     except UnsafeModelError:
         return None
     if knows_noise and not engine.blocks("information"):
@@ -292,18 +286,29 @@ def _dpvi_instead(
     return settings, engine
 
 
+def _built(
+    settings: EngineSettings,
+    model: private,
+    graph: ModelGraph,
+    options: ScheduleOptions,
+) -> Engine:
+    """The engine of these settings; see `EngineSettings.build_engine`."""
+    return settings.build_engine(
+        model,
+        graph,
+        num_steps=options.num_steps,
+        until_converged=options.until_converged,
+        has_norms=options.clipping_norm is not None,
+    )
+
+
 def _build(
     choice: EngineChoice, model: private, graph: ModelGraph, options: ScheduleOptions
 ) -> tuple[EngineSettings, Engine, Mapping[str, str]]:
     """The engine's settings, the engine, and why it is not VIPS if that was tried."""
     settings = VIPS() if choice == "auto" else choice
-    steps: Any = {
-        "num_steps": options.num_steps,
-        "until_converged": options.until_converged,
-        "has_norms": options.clipping_norm is not None,
-    }
     try:
-        return settings, settings.build_engine(model, graph, **steps), {}
+        return settings, _built(settings, model, graph, options), {}
     except NotConjugateError as error:
         reasons = error.reasons
     if choice != "auto":
@@ -315,7 +320,7 @@ def _build(
         )
     settings = DPVI()
     try:
-        engine = settings.build_engine(model, graph, **steps)
+        engine = _built(settings, model, graph, options)
     except UnsafeModelError as error:
         details = " ".join(f"{site}: {why}." for site, why in reasons.items())
         raise UnsafeModelError(

@@ -172,11 +172,8 @@ def describe_site(program: ConjugateProgram, name: str) -> dict[str, Any]:
     if site.is_latent:
         factor = structure.posterior_factors[structure.factor_of[name]]
         found["posterior"] = _describe_factor(program, factor)
-        if factor.role == "global" and not any(
-            latent == name
-            for s in program.structure.statistics
-            for latent, *_ in s.atoms
-        ):
+        is_asked = any(name in s.latents for s in structure.statistics)
+        if factor.role == "global" and not is_asked:
             found["role"] = "hyper"
     methods = list(bounds_at(program, name))
     if name in _sites_of(program, _exact(program)):

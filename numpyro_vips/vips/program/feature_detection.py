@@ -75,7 +75,7 @@ def _candidates(
         latent
         for statistic in structure.statistics
         if statistic.diagonal is not None
-        for latent, *_ in statistic.atoms
+        for latent in statistic.latents
     }
     # Of numbers whose squares are these numbers others would not be.
     if layout is None or not factor.family.has_covariances:
