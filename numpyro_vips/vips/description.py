@@ -11,7 +11,7 @@ from numpyro_vips.conjugacy.structure.posterior_factors import (
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.model.log_density import MAX_JOINT_STATES, num_joint_states
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.vips.e_step.local_quadrature import integrated_latents
+from numpyro_vips.vips.e_step.integrated_latents import integrated_latents
 from numpyro_vips.vips.program.forgotten_steps import WAITING
 from numpyro_vips.vips.program.program import ConjugateProgram
 

@@ -19,11 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from numpyro_vips import _validate
-from numpyro_vips.fitting.bounds.norm_histogram import (
-    UNBALANCED,
-    UNBALANCED_EXPOSED,
-    norm_grid,
-)
+from numpyro_vips.fitting.bounds.norm_histogram import norm_grid
+from numpyro_vips.fitting.bounds.seen_norms import UNBALANCED, UNBALANCED_EXPOSED
 from numpyro_vips.fitting.bounds.synthetic_norms import (
     NUM_TYPICAL_ROWS,
     Norms,
