@@ -436,9 +436,13 @@ class VipsEngine(Abilities):
         again = state.moments if state.to_wait else state.start or state.moments
         sums = Unclipped(state.statistics, state.noise_stddev)
         return state._replace(
-            next_origins=self.on_globals.known_origins(state, sums, state.visited),
+            next_origins=self.on_globals.features.known_origins(
+                state, sums, state.visited
+            ),
             next_standards=state.standards
-            | self.on_globals.standards(state, sums, self._roles.recentred_factors),
+            | self.on_globals.features.standards(
+                state, sums, self._roles.recentred_factors
+            ),
             kept=0.0,
             # A pilot is no step of the fit.
             num_steps=state.num_steps if self._roles.adaptive else 0,
@@ -459,7 +463,7 @@ class VipsEngine(Abilities):
 
         See `abilities.ClippingNorms.expected_squares`.
         """
-        first = self.on_globals.first_curvature(state)
+        first = self.on_globals.features.first_curvature(state)
         places = {name: state.visited[name]["x"] for name in first}
         return expected_squares(
             self.program.structure,

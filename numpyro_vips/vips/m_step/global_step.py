@@ -96,7 +96,9 @@ class GlobalStep:
             },
             {**state.noise_stddev, **noise},
         )
-        found = self._on_globals.standards(state, sums, self._roles.whitened_factors)
+        found = self._on_globals.features.standards(
+            state, sums, self._roles.whitened_factors
+        )
         standards = {**state.standards, **found}
         return state._replace(standards=standards, next_standards=standards)
 
