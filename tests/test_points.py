@@ -187,3 +187,30 @@ def test_values_go_where_their_keys_lead():
         "0": {"bias": 2.0, "weight": 1.0},
     }
     assert in_structure_of(_values(), by_path) == [Layer(1.0, 2.0), Layer(3.0, 4.0)]
+
+
+def _parameters_alone(X: Any, y: Any = None) -> None:
+    w: Any = numpyro.param("w", jnp.zeros(2))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("epsilon", [math.inf, 5.0])
+def test_parameters_alone_are_estimated_without_any_latent(epsilon, tmp_path):
+    design = np.tile(X, (200, 1))
+    y = design @ [1.0, -0.5] + rng.normal(0, 0.1, len(design))
+    rows = design, y.astype(np.float32)
+    vi = vi_of(_parameters_alone, budget=epsilon, num_steps=400)
+    assert "param w" in str(vi.explain(*rows))
+    result = vi.run(KEY, *rows)
+    assert result.sample_posterior(KEY, sample_shape=(3,)) == {}
+    exact = np.linalg.lstsq(design, y)[0]
+    posterior: Any = result.posterior
+    w = np.asarray(posterior.points["w"])
+    np.testing.assert_allclose(w, exact, atol=0.02 if epsilon == math.inf else 0.3)
+    result.save(tmp_path / "fit.nc")
+    loaded: Any = nv.load(tmp_path / "fit.nc").posterior
+    np.testing.assert_array_equal(loaded.points["w"], w)
+    log_density = dist.Normal(design[:5] @ w, 1.0).log_prob(rows[1][:5])
+    found = result.elbo(*(each[:5] for each in rows))
+    np.testing.assert_allclose(found, log_density, rtol=1e-5)

@@ -479,6 +479,50 @@ def test_a_row_moves_no_sum_by_rounding(
     assert distance(with_row, without) <= 1 + 1e-9
 
 
+def logistic(X: Any, y: Any) -> None:
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([COLUMNS]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("fn", "engine", "products"),
+    [
+        (linear, "vips", "F32_F32_F32"),
+        (logistic, "vips", "F32_F32_F32"),
+        (logistic, "vips", "BF16_BF16_F32"),
+        (one_factor, "vips", "F32_F32_F32"),
+        # The model's own products are as the caller wants them, and no more exact than
+        # rows in single precision are in any case.
+        (linear, "dpvi", "F32_F32_F32"),
+    ],
+)
+def test_sums_do_not_depend_on_how_the_caller_has_products_rounded(
+    fn: Any, engine: str, products: str
+) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.integers(-8, 9, (777, COLUMNS)).astype(np.float32)
+    rows = {"X": X, "y": rng.integers(0, 2, 777).astype(np.float32)}
+
+    def sums() -> dict[str, np.ndarray]:
+        this, state = start_of(fn, engine)
+        found = {}
+        for kind in ("adaptive", "refreshed", "once", "information"):
+            scales = {block.name: 0.3 for block in this.blocks(kind)}
+            if scales:
+                found |= this.bounded_sum(
+                    state, rows, np.ones(777, bool), scales=scales, clipping_norm=0.7
+                )
+        return found
+
+    exact = sums()
+    with jax.default_matmul_precision(products):
+        found = sums()
+    assert found.keys() == exact.keys() and exact
+    for name, value in exact.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-9, err_msg=name)
+
+
 @pytest.mark.parametrize("ulp", [2.0**-42, 2.0**-43])
 def test_a_row_moves_no_sum_by_rounding_where_large_numbers_cancel(
     ulp: float, released: list[Mapping[str, np.ndarray]]

@@ -16,7 +16,7 @@ GOOD: dict[Callable[..., None], list[Any]] = {
     _validate.probability: [1e-12, 1, 1.0],
     _validate.delta: [0, 0.5, np.nextafter(1.0, 0.0)],
     _validate.share_of_delta: [1e-300, 0.5],
-    _validate.moderate: [1e-29, 1.0, 1e29],
+    _validate.moderate: [1e-29, 1.0, 1e29, np.float16(3.0)],
     _validate.positive_integer: [1, 3.0, np.int64(7), 10**30],
     _validate.boolean: [True, False],
     _validate.text: ["a"],
@@ -28,7 +28,7 @@ BAD: dict[Callable[..., None], list[Any]] = {
     _validate.probability: [0, 1.0000001, math.nan],
     _validate.delta: [1, -1e-300, math.nan],
     _validate.share_of_delta: [0, 1, math.nan],
-    _validate.moderate: [1e-30, 1e30, math.inf, 0, math.nan],
+    _validate.moderate: [1e-30, 1e30, math.inf, 0, math.nan, np.float16(0)],
     _validate.positive_integer: [0, 2.5, math.inf, math.nan, True],
     _validate.text: ["", "  "],
 }

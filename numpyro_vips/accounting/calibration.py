@@ -108,6 +108,8 @@ def calibrate_events(
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     _validate.positive(epsilon=epsilon)
     check_delta(delta)
+    # In a narrower type a price would be compared with too few digits.
+    epsilon, delta = float(epsilon), float(delta)
     events = tuple(events)  # More than once, whatever they come from.
     groups = groups_of(events)
     if math.isinf(epsilon) or not groups:

@@ -175,7 +175,7 @@ def scale_noise(event: GaussianEvent, factor: float) -> GaussianEvent:
     >>> scale_noise(event, 0.5).noise_multiplier
     2.0
     """
-    return dataclasses.replace(event, noise_stddev=event.noise_stddev * factor)
+    return dataclasses.replace(event, noise_stddev=event.noise_stddev * float(factor))
 
 
 def unit_event(
@@ -198,7 +198,7 @@ def unit_event(
 def check_delta(delta: float) -> None:
     """Raises a `ValueError` unless a number is in [0, 1]."""
     _validate.nonnegative(delta=delta)
-    if delta > 1:
+    if float(delta) > 1:
         raise ValueError(f"Expected delta={delta!r} in [0, 1].")
 
 

@@ -97,6 +97,7 @@ def epsilon_of_events(
     """
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     check_delta(delta)
+    delta = float(delta)  # No narrower type, in which it would lose digits on the way.
     groups = groups_of(events)
     if not groups or delta >= 1:
         return 0.0
@@ -146,6 +147,7 @@ def delta_of_events(
     """
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     _validate.nonnegative(epsilon=epsilon)
+    epsilon = float(epsilon)
     events = tuple(events)  # More than once, whatever they come from.
     groups = groups_of(events)
     if not groups or epsilon == math.inf:

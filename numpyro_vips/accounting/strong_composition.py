@@ -49,4 +49,4 @@ def _classical_epsilon(noise_multiplier: float, delta: float) -> float:
     classical = math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier
     if classical <= 1:
         return classical
-    return max(1.0, gaussian_epsilon(1 / noise_multiplier, delta))
+    return max(gaussian_epsilon(1 / noise_multiplier, delta), 1.0)

@@ -39,12 +39,12 @@ from numpyro_vips.dpvi.unconstrained_elbo import (
 )
 from numpyro_vips.dpvi.units_of_globals import moderate_scales
 from numpyro_vips.dpvi.units_of_rows import UnitsOfRows
-from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.prior_centre import units_of_prior
+from numpyro_vips.model.refused_sites import nothing_said
 from numpyro_vips.model.synthetic_rows import with_large_floats
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
@@ -119,10 +119,7 @@ def compile_model(
     elbo = unconstrained_elbo(graph, guide, options, local_steps)
     reads_site, reads_param = _reads(elbo.of_synthetic_row, elbo.centres, elbo.params)
     if not any(jax.tree.leaves((reads_site, reads_param))):
-        raise UnsafeModelError(
-            f"No observation under the plate {graph.unit!r} depends on a latent, "
-            "so the data say nothing about the posterior."
-        )
+        raise nothing_said(graph.unit)
     # What no observation depends on goes last, beyond what is released.
     sites = sorted(elbo.sites, key=lambda site: not reads_site[site.name])
     elbo = dataclasses.replace(elbo, sites=tuple(sites))

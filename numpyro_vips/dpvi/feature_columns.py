@@ -26,6 +26,7 @@ from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.linear_predictors import linear_predictors
 from numpyro_vips.jax_tools.double_precision import evaluate_in_numpy
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
+from numpyro_vips.jax_tools.precision import Precision, double_precision
 from numpyro_vips.jax_tools.row_sums import (
     counts_in_bins,
     in_double,
@@ -117,14 +118,14 @@ class FeatureColumns:
         """
 
         def of_piece(rows: Any) -> Float[Array, "piece _columns"]:
-            with jax.enable_x64(is_double):
+            with callers.restored():
                 found = self._of_rows(place, rows)
             return in_double(found)
 
-        is_double = jnp.result_type(float) == jnp.float64
+        callers = Precision.of_caller()
         # Jacobians of predictors, of which there are few.
         at_a_time = piece_length(self._read.size**2, _MOST_NUMBERS)
-        with jax.enable_x64(True):
+        with double_precision():
             sizes = map_over_rows(of_piece, rows, at_a_time)
             return jax.lax.map(
                 lambda of_column: counts_in_bins(of_column, mask, edges), sizes.T

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped, UInt32
 
@@ -12,6 +11,7 @@ from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.posterior.row_information import Point
 from numpyro_vips.dpvi.program import RowInputs
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import counts_in_bins, counts_of_parts
 from numpyro_vips.model.sparse_rows import dense_rows
@@ -102,7 +102,7 @@ class RowPrograms:
         assert self._compiled.noise_aware is not None
         of_row = self._compiled.noise_aware.matrix(name)
         norms = of_row.norms(point, units, self._as_traced(rows))
-        with jax.enable_x64(True):
+        with double_precision():
             return counts_in_bins(norms, mask, edges)
 
     def _column_counts(

@@ -30,6 +30,7 @@ from numpyro_vips.fitting.reducers.reducer import Batch, Reducer
 from numpyro_vips.fitting.reducers.tree_sum import TreeSum
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
+from numpyro_vips.jax_tools.precision import Precision
 from numpyro_vips.jax_tools.row_sums import (
     DEFAULT_CHUNK,
     equal_chunks,
@@ -247,11 +248,11 @@ def _map_in_threads(
         yield from map(function, values)
         return
     # JAX keeps these settings apart for every thread.
-    x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+    precision = Precision.of_caller()
     device = getattr(jax.config, "jax_default_device")  # noqa: B009
 
     def in_context(value: _T) -> _R:
-        with jax.enable_x64(x64), jax.default_device(device), _values_unchecked():
+        with precision.restored(), jax.default_device(device), _values_unchecked():
             return function(value)
 
     pending: collections.deque[concurrent.futures.Future[_R]] = collections.deque()

@@ -11,7 +11,6 @@ so it is only for fits without privacy.
 import math
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Float64
 
@@ -21,6 +20,7 @@ from numpyro_vips.dpvi.posterior.importance_ratios import (
     pareto_shape,
 )
 from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
@@ -72,7 +72,7 @@ def weighed_draws(
     if density.size > MOST_GLOBALS or not density.is_exact:
         return {}
     rng_key = threefry_key(0)
-    with jax.enable_x64(True):
+    with double_precision():
         found = posterior.weighable(rng_key, _MOST_DRAWS)
         if found is None:
             return {}

@@ -25,6 +25,7 @@ from numpyro_vips.jax_tools.jaxprs import (
     without_dead_code,
 )
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY, NUMPY_SEVERAL
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 
 
@@ -35,7 +36,7 @@ def trace_in_double(function: Callable[..., Any], *args: Any) -> Callable[..., A
       The function for any arguments of the same shapes and types. It takes and returns
       NumPy arrays.
     """
-    with jax.enable_x64(True):
+    with double_precision():
         program, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     # What only a discarded random draw or an unused site needs is left out.
     program = without_dead_code(program)
@@ -59,7 +60,7 @@ def evaluate_in_numpy(program: jex_core.ClosedJaxpr, *leaves: Any) -> list[Any]:
     Returns:
       NumPy arrays.
     """
-    with np.errstate(all="ignore"), jax.enable_x64(True):
+    with np.errstate(all="ignore"), double_precision():
         return evaluate(program, map(_in_double, leaves), _apply, constant=_in_double)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.jaxprs import leaves_of, programs_in
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.random_keys import is_key
 
 # What no variable of the caller's has a name for.
@@ -171,7 +172,7 @@ def _coefficients() -> list[Array]:
     # Not every version of JAX has all of them.
     names = ["dawsn", "erfcx", "expi", "fresnel", "ndtri", "sici", "spence", "wofz"]
     functions = [getattr(special, name) for name in names if hasattr(special, name)]
-    with jax.enable_x64(True):
+    with double_precision():
         number, key = np.float64(0.5), jax.random.key(0)
         programs = [jax.make_jaxpr(f)(number) for f in functions]
         if hasattr(special, "owens_t"):

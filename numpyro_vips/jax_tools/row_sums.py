@@ -1,7 +1,7 @@
 """How rows are clipped and added up: in double precision, and an even number at a time.
 
 Both engines work on rows in the precision that the caller has switched on, and add them
-in double precision, under `jax.enable_x64(True)`.
+in double precision, under `double_precision()`.
 
 A row's place must not decide what it contributes. A processor works on as many rows at
 once as its vectors are wide, and on those that are left over one by one, where it may
@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
+
+from numpyro_vips.jax_tools.precision import double_precision
 
 # One number for each row, and whether each row is part of the batch.
 Norms = Float[Array, " rows"]
@@ -90,7 +92,7 @@ def increasing_edges(
       AssertionError: They do not grow, so that a row could lie in two bins.
     """
     assert np.all(np.diff(edges) > 0), edges
-    with jax.enable_x64(True):
+    with double_precision():
         return jnp.asarray(edges, np.float64)
 
 
@@ -132,7 +134,7 @@ def counts_of_parts(
       parts: Names of joint norms, each with its blocks.
       edges: By such a name, where bins end.
     """
-    with jax.enable_x64(True):
+    with double_precision():
         return {
             part: counts_in_bins(
                 jnp.sqrt(sum((norms[name] ** 2 for name in blocks), jnp.zeros(()))),

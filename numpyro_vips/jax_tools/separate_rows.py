@@ -15,6 +15,8 @@ program is what runs. An operation is refused unless it is known to be safe:
 | keys other than threefry              | a row's draws depend on other rows' keys  |
 | collectives                           | they add up what others hold              |
 | mutable arrays (`jax.new_ref`)        | they keep what a row wrote into them      |
+| 64-bit numbers beside 32-bit ones     | bounds on rounding are those of the type  |
+|                                       | that JAX computes in                      |
 
 The rules in this package that are marked by `treats_rows_alone` take rows one by one.
 `jax.custom_batching.sequential_vmap` does so too, by a rule of JAX's own. But this rule
@@ -256,6 +258,11 @@ _INSTEAD: dict[str, Callable[[jex_core.JaxprEqn], Callable[..., list[Any]]]] = {
 }
 
 
+def _is_wider_than_jax(dtype: Any) -> bool:
+    """Whether a type is one that JAX has only where double precision is switched on."""
+    return isinstance(dtype, np.dtype) and jax.dtypes.canonicalize_dtype(dtype) != dtype
+
+
 def check_row_program(program: jex_core.ClosedJaxpr) -> None:
     """Refuses a program by which rows could meet or leave; see the module.
 
@@ -304,6 +311,15 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
             )
         for variable in (*equation.invars, *equation.outvars):
             aval = aval_of(variable)
+            if _is_wider_than_jax(aval.dtype):
+                raise UnsafeModelError(
+                    f"The model or guide makes numbers of type {aval.dtype}"
+                    f"{line_of_equation(equation)}, and JAX computes in single "
+                    "precision elsewhere: how far rounding moves what a record adds "
+                    "would not be known. Leave them in single precision, or switch on "
+                    'double precision for all by jax.config.update("jax_enable_x64", '
+                    "True)."
+                )
             if is_key(aval) and not is_threefry(aval.dtype):
                 raise UnsafeModelError(
                     f"The model or guide draws from keys of the kind {aval.dtype}. "

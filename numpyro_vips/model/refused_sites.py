@@ -51,6 +51,14 @@ def missing_plate(unit: str, two: Trace, three: Trace) -> UnsafeModelError:
     return UnsafeModelError(message + beside(two, three, "order", "pairs"))
 
 
+def nothing_said(unit: str) -> UnsafeModelError:
+    """The error for a model whose observations depend on nothing that is fitted."""
+    return UnsafeModelError(
+        f"No observation under the plate {unit!r} depends on a latent, so the data say "
+        "nothing about the posterior."
+    )
+
+
 def beside(two: Trace, three: Trace, *kinds: str) -> str:
     """What else has to change where rows meet that are not under their plate yet.
 

@@ -245,6 +245,7 @@ def released(
     _validate.text(unit=unit)
     public_rows = len(places) if num_rows is None else num_rows
     _validate.positive_integer(num_rows=public_rows)
+    public_rows = int(public_rows)
     if len(places) > _MOST_ROWS:
         raise ValueError(
             f"Expected at most {_MOST_ROWS} rows, got {len(places)}: the sensitivity "
@@ -308,8 +309,10 @@ def _priced(
         epsilon = _SHARE * left.epsilon
     else:
         _validate.positive(epsilon=epsilon)
+        epsilon = float(epsilon)
     if delta is not None:
         _validate.share_of_delta(delta=delta)
+        delta = float(delta)
     else:
         # A Rényi filter has one delta for all.
         delta = left.delta if budget.composition == "rdp" else _SHARE * left.delta

@@ -10,6 +10,7 @@ from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.refused_sites import nothing_said
 from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
 
@@ -99,6 +100,7 @@ class VIPS:
 
         Raises:
           NotConjugateError: VIPS cannot run the model, with the reasons by site.
+          UnsafeModelError: No observation depends on a latent.
           ValueError: `structure` or `augmentation` names what is no site of the model.
         """
         del until_converged
@@ -109,6 +111,9 @@ class VIPS:
         program = compile_model(
             model, graph, structure=self.structure, augmentation=self.augmentation
         )
+        statistics = program.structure.statistics
+        if graph.latents("global") and all(s.release == "public" for s in statistics):
+            raise nothing_said(graph.unit)
         return VipsEngine(
             program,
             num_rows=graph.arguments.public_num_rows,

@@ -2,8 +2,9 @@
 
 import math
 
+import mpmath
 import pytest
-from _events import exact_gaussian_delta
+from _events import exact_gaussian_delta, hockey_stick
 from scipy import integrate, stats
 
 from numpyro_vips import accounting
@@ -17,6 +18,30 @@ def test_gaussian_delta_is_the_closed_form(mu, share):
     assert accounting.gaussian_delta(mu, epsilon) == pytest.approx(
         float(exact_gaussian_delta(mu, epsilon)), rel=1e-9, abs=1e-300
     )
+
+
+@pytest.mark.parametrize("mu", [1e-6, 1e-12, 3e-16, 1e-20, 1e-100])
+@pytest.mark.parametrize("deviations", [-2.0, 0.0, 1.0, 6.0, 30.0])
+def test_nothing_cancels_at_a_weak_signal(mu, deviations):
+    # With 160 digits, of which nearly all cancel.
+    with mpmath.workdps(160):
+        exact = float(hockey_stick(mu, deviations * mu))
+    assert accounting.gaussian_delta(mu, deviations * mu) == pytest.approx(
+        exact, rel=1e-12, abs=1e-300
+    )
+
+
+@pytest.mark.parametrize("mu", [1e-9, 1e-12, 1e-15, 1e-20])
+def test_a_weak_signal_is_not_priced_too_low(mu):
+    delta = 1e-3 * mu
+    epsilon = gaussian_epsilon(mu, delta)
+    with mpmath.workdps(80):
+        assert hockey_stick(mu, epsilon) <= delta * (1 + 1e-12)
+    assert largest_mu(epsilon, delta) == pytest.approx(mu, rel=1e-9)
+
+
+def test_no_epsilon_is_said_to_hold_with_delta_zero():
+    assert 0 < accounting.gaussian_delta(1.0, 100.0) < 1e-300
 
 
 def test_gaussian_delta_is_a_hockey_stick():

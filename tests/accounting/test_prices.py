@@ -1,7 +1,9 @@
 """Prices of events: exact ones, their order, and what costs nothing or everything."""
 
 import math
+from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from _events import event, exact_gaussian_delta
 
@@ -170,3 +172,26 @@ def test_gaussian_dp_mu():
     limit = 0.01 * math.sqrt(2000 * math.expm1(1 / 25))
     many = accounting.gaussian_dp_mu([event(5.0, 0.01, 2000)])
     assert many == pytest.approx(limit, rel=0.05)
+
+
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_narrow_numbers_are_priced_in_all_digits(dtype: Any, accountant: Any):
+    # jax brings the types that NumPy lacks, and arrays of no dimension.
+    events = [event(1.3, 1.0, 7, "full"), event(1.3, 0.1, 7, "poisson")]
+    kinds: list[Any] = [jnp.dtype(dtype).type, lambda x: jnp.asarray(x, dtype)]
+    for whole in kinds:
+        delta, epsilon = whole(1e-3), whole(1.1)
+        exactly = {"accountant": accountant, "delta": float(delta)}
+        found = accounting.epsilon_of_events(events, delta=delta, accountant=accountant)
+        assert found == accounting.epsilon_of_events(events, **exactly)
+        assert accounting.delta_of_events(
+            events, epsilon=epsilon, accountant=accountant
+        ) == accounting.delta_of_events(
+            events, epsilon=float(epsilon), accountant=accountant
+        )
+        factor = accounting.calibrate_events(
+            events[:1], epsilon=epsilon, delta=delta, accountant=accountant
+        )
+        scaled = [accounting.scale_noise(event, factor) for event in events[:1]]
+        assert accounting.epsilon_of_events(scaled, **exactly) <= float(epsilon)

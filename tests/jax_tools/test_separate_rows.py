@@ -640,3 +640,32 @@ def test_a_refused_operation_is_told_with_its_line(function, line) -> None:
     with pytest.raises(nv.UnsafeModelError) as caught:
         check_row_program(jax.make_jaxpr(function)(np.ones((1, 3))))
     assert line in str(caught.value) and "of test_separate_rows" in str(caught.value)
+
+
+# --- doubles beside single precision --------------------------------------------------
+
+
+def in_doubles(x: jax.Array) -> jax.Array:
+    with jax.enable_x64(True):
+        return jax.lax.convert_element_type(x, jnp.float64) ** 3
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_a_model_that_makes_doubles_is_refused_before_anything_is_charged(engine):
+    @nv.private(unit="rows")
+    def model(X: Any, y: Any) -> None:
+        w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(in_doubles(X) @ w, 1.0), obs=y)
+
+    rows = rows_of(1), rows_of(2)[:, 0]
+    with pytest.raises(nv.UnsafeModelError, match=r"float64, in line .*enable_x64"):
+        private_vi(model, engine=engine).explain(*rows)
+    # The remedy.
+    with jax.enable_x64(True):
+        assert private_vi(model, engine=engine).explain(*rows).engine == engine
+
+
+def test_constants_in_double_precision_are_of_jax_own_type() -> None:
+    doubles = np.full(3, 2.0)
+    check_row_program(jax.make_jaxpr(lambda x: x @ doubles + np.float64(1))(np.ones(3)))

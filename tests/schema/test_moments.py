@@ -267,6 +267,14 @@ def test_every_ledger_can_pay(accountant, composition):
     assert budget.relation == "replace_one"
 
 
+def test_narrow_numbers_are_paid_in_all_digits():
+    share = {"epsilon": np.float16(0.7), "delta": np.float16(1e-4)}
+    found = of_table(table(400), nv.PrivacyBudget(epsilon=1.0, delta=1e-3), **share)
+    assert found.privacy.delta == float(share["delta"])
+    assert type(found.privacy.delta) is float
+    assert found.privacy.epsilon <= float(share["epsilon"])
+
+
 def test_what_cannot_be_released_costs_nothing():
     people, budget = table(50), nv.PrivacyBudget(1.0, 1e-6)
     without = {name: values for name, values in people.items() if name != "age"}

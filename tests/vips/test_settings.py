@@ -1,9 +1,13 @@
 """`VIPS`: a value that checks itself and says how to make it again."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from _fits import vi_of
 
 import numpyro_vips as nv
 
@@ -61,3 +65,22 @@ def test_settings_check_themselves(options, error, message):
         nv.VIPS(**options)
     with pytest.raises(TypeError):
         nv.VIPS(3)  # type: ignore[misc]
+
+
+def of_nothing(y: Any) -> None:
+    numpyro.sample("m", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+
+def of_latents_alone(y: Any) -> None:
+    m: Any = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("z", dist.Normal(m, 1.0))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [of_nothing, of_latents_alone])
+def test_a_model_whose_rows_say_nothing_is_refused(model: Any) -> None:
+    with pytest.raises(nv.UnsafeModelError, match="No observation under the plate"):
+        vi_of(model, engine="vips").explain(np.ones(9, np.float32))

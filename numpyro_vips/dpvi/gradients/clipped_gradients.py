@@ -29,6 +29,7 @@ from numpyro_vips.dpvi.gradients.factored_gradients import FactoredProgram
 from numpyro_vips.dpvi.gradients.released_leaves import ReleasedLeaves
 from numpyro_vips.dpvi.gradients.row_fingerprints import fingerprint_of_row
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.precision import Precision, double_precision
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import (
     Norms,
@@ -247,17 +248,17 @@ class RowGradients:
                 norms[entry.block.name] = jnp.where(found.is_valid, norm, jnp.nan)
             return norms
 
-        is_double, pieces = self._is_double(), self._pieces(rows, row_keys)
+        callers, pieces = Precision.of_caller(), self._pieces(rows, row_keys)
         ones = {leaf: 1.0 for entry in self._released for leaf in entry.leaves}
 
         def of_piece(piece: Any) -> dict[str, Float[Array, " piece"]]:
-            _, found = self._contributions(shared, piece, ones, is_double=is_double)
+            _, found = self._contributions(shared, piece, ones, callers=callers)
             return jax.vmap(of_row)(found)
 
         size = self._rows_at_a_time(
             jax.tree.leaves(shared.tree), is_redrawn="keys" in pieces
         )
-        with jax.enable_x64(True):
+        with double_precision():
             return map_over_rows(of_piece, pieces, size)
 
     def bounded_sum(
@@ -285,7 +286,7 @@ class RowGradients:
           row_keys: 64 secret bits for each row, see `privacy.row_keys`. Where rows can
             be drawn anew, what is clipped then are differences to redrawn ones.
         """
-        is_double, pieces = self._is_double(), self._pieces(rows, row_keys)
+        callers, pieces = Precision.of_caller(), self._pieces(rows, row_keys)
         is_redrawn = "keys" in pieces
         is_whole = is_redrawn or shared.units is not None
         uses = {} if is_whole else self._program.uses
@@ -304,7 +305,7 @@ class RowGradients:
         def piece_sum(piece: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
             bound = in_double(clipping_norm)
             own, found = self._contributions(
-                shared, piece, leaf_scales, is_double=is_double
+                shared, piece, leaf_scales, callers=callers
             )
             own_norms = norms_of(own)
             norms = norms_of(found) if is_redrawn else own_norms
@@ -319,14 +320,10 @@ class RowGradients:
             }
             return _PartialSum(sums, diagnostic_counts(own_norms, mask, bound))
 
-        with jax.enable_x64(True):
+        with double_precision():
             size = self._rows_at_a_time(like, is_redrawn=is_redrawn)
             total, _ = sum_over_rows(piece_sum, pieces, mask, size)
             return self._blocks(total.leaves) | total.counts
-
-    def _is_double(self) -> bool:
-        """Which precision rows are worked on in, which is for the caller to say."""
-        return jnp.result_type(float) == jnp.float64
 
     def _pieces(self, rows: Mapping[str, Any], row_keys: Any) -> dict[str, Any]:
         """The rows, and their keys where these are to be redrawn and can be."""
@@ -340,7 +337,7 @@ class RowGradients:
         piece: Mapping[str, Any],
         scales: Mapping[int, Any],
         *,
-        is_double: bool,
+        callers: Precision,
     ) -> tuple[_RowGradient, _RowGradient]:
         """Rows' own gradients, and what is clipped of them, in double precision.
 
@@ -349,11 +346,11 @@ class RowGradients:
           piece: Some of `_pieces`. Where it has keys, gradients of redrawn rows are
             taken off.
           scales: By leaf, its factor in the joint vector.
-          is_double: Whether rows are worked on in double precision, too.
+          callers: How exactly rows are worked on, which is for the caller to say.
         """
 
         def gradients(of_rows: Any, rows: Any) -> Any:
-            with jax.enable_x64(is_double):
+            with callers.restored():
                 # Else XLA may work out a number twice, for the norm and for the sum,
                 # and round it in two ways.
                 found = jax.lax.optimization_barrier(of_rows(shared, rows))

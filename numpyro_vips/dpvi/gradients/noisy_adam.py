@@ -7,6 +7,7 @@ square; noise then moves a coordinate no further than it deserves. A coordinate 
 above that average is held to one learning rate per step, as in Adam.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +58,9 @@ def noisy_adam(
     def site_mean(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         if sizes is None:
             return jnp.full_like(values, jnp.mean(values))
-        per_coordinate = values.reshape(len(site_of), -1).mean(1)
+        # Of no global there is no coordinate.
+        per_coordinate = values.reshape(len(site_of), math.prod(values.shape[1:]))
+        per_coordinate = per_coordinate.mean(1)
         sums = jax.ops.segment_sum(per_coordinate, site_of, num_segments=len(sizes))
         means = (sums / np.asarray(sizes, values.dtype))[site_of]
         return jnp.broadcast_to(

@@ -72,7 +72,8 @@ def _compiled(query: RowQuery) -> Any:
                 return locals_of_rows(latents, row, points)
             return row_log_density(graph, latents, row, points)
 
-        totals, in_support = jax.vmap(at)(draws)
+        # Without globals there is nothing to draw.
+        totals, in_support = jax.vmap(at)(draws) if draws else at({})
         return jnp.where(jnp.all(in_support), jnp.mean(totals), jnp.nan)
 
     return jax.jit(jax.vmap(bound, in_axes=(None, None, 0)))

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Float64, Shaped
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.posterior.variational_newton import Target, in_batches
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.row_sums import in_double
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.sparse_rows import dense_rows
@@ -71,7 +72,7 @@ class FullBatchDensity:
           The density, at how many points it takes about a second, and which share of
           the rows counts as zero.
         """
-        with jax.enable_x64(True):
+        with double_precision():
             taken = dense_rows(arguments.take(range(arguments.num_rows)))
             rows = in_double(taken)
             count = arguments.num_rows
@@ -96,7 +97,7 @@ class FullBatchDensity:
             points: Float64[np.ndarray, "points size"],
         ) -> tuple[Float64[np.ndarray, " points"], Float64[np.ndarray, "points size"]]:
             values, gradients = [], []
-            with jax.enable_x64(True):
+            with double_precision():
                 for batch, number in in_batches(points, at_a_time):
                     value, gradient = self._jitted_densities(
                         jnp.asarray(batch), rows, valid

@@ -28,6 +28,7 @@ from numpyro_vips.dpvi.posterior.score_likelihood import (
     normal_of,
 )
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal, in_batches
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.privacy.releases import SECOND_MOMENTS, Kept
 from numpyro_vips.vips.m_step.noisy_information import Information
@@ -213,7 +214,7 @@ class NoiseAware:
     ) -> tuple[Float64[np.ndarray, " points"], Float64[np.ndarray, "points size"]]:
         """The prior's log density at some points, and its gradient."""
         values, gradients = [], []
-        with jax.enable_x64(True):
+        with double_precision():
             for batch, number in in_batches(points, _POINTS):
                 value, gradient = self._jitted_prior(jnp.asarray(batch))
                 values.append(np.asarray(value)[:number])

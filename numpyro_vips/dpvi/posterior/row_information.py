@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float
 from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
+from numpyro_vips.jax_tools.precision import Precision, double_precision
 from numpyro_vips.jax_tools.row_sums import (
     clipping_factor,
     in_double,
@@ -138,10 +139,10 @@ class RowInformation:
         """
 
         def of_piece(rows: Any) -> Float[Array, " piece"]:
-            return _norms(*self._matrices(point, units, rows, is_double))
+            return _norms(*self._matrices(point, units, rows, callers))
 
-        is_double = jnp.result_type(float) == jnp.float64
-        with jax.enable_x64(True):
+        callers = Precision.of_caller()
+        with double_precision():
             return map_over_rows(of_piece, rows, self._at_a_time)
 
     def bounded_sum(
@@ -162,7 +163,7 @@ class RowInformation:
         """
 
         def of_piece(rows: Any, mask: Bool[Array, " piece"]) -> Float[Array, "r r"]:
-            matrices, is_valid = self._matrices(point, units, rows, is_double)
+            matrices, is_valid = self._matrices(point, units, rows, callers)
             norms = _norms(matrices, is_valid)
             counts = mask & jnp.isfinite(norms)
             factors = clipping_factor(norms, in_double(clipping_norm))
@@ -176,8 +177,8 @@ class RowInformation:
             zero = jnp.zeros_like(matrices[0])
             return jax.lax.fori_loop(0, len(matrices), with_row, zero)
 
-        is_double = jnp.result_type(float) == jnp.float64
-        with jax.enable_x64(True):
+        callers = Precision.of_caller()
+        with double_precision():
             total, _ = sum_over_rows(of_piece, rows, mask, self._at_a_time)
             # Symmetric but for rounding; this makes no matrix longer.
             return 0.5 * (total + total.T)
@@ -188,10 +189,10 @@ class RowInformation:
         return piece_length(size**2, _MOST_NUMBERS)
 
     def _matrices(
-        self, point: Point, units: Units | None, rows: Any, is_double: bool
+        self, point: Point, units: Units | None, rows: Any, callers: Precision
     ) -> _Matrix:
         """The rows' matrices in double precision."""
-        with jax.enable_x64(is_double):
+        with callers.restored():
             # Else XLA may work out a number twice, for the norm and for the sum, and
             # round it in two ways.
             found = jax.lax.optimization_barrier(self._of_rows((point, units), rows))

@@ -47,6 +47,7 @@ from numpyro_vips.dpvi.row_latents.quadrature import (
 from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.jaxprs import without_dead_code
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.log_density import (
@@ -118,7 +119,7 @@ class ConjugateLocals:
         self.sums_by_messages = are_summed_exactly(
             list(structure.posterior_factors_of("local"))
         )
-        with jax.enable_x64(True):
+        with double_precision():
             self._in_double = self._compiled()
             self._certify(self._in_double)
 

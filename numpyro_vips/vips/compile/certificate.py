@@ -25,6 +25,7 @@ from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
@@ -125,7 +126,7 @@ def check_rows_are_separate(graph: ModelGraph) -> None:
         rows could meet or leave; see `separate_rows`.
     """
     unchanged, graph = graph, at_initial_params(graph)
-    with jax.enable_x64(True):
+    with double_precision():
         rows: dict[str, Any] = dict(
             with_synthetic_rows(graph.arguments, NUM_ROWS, 0).private
         )

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import jax
-
 from numpyro_vips import _validate
 from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.structure.level_means import LevelMeans, level_means
@@ -13,6 +11,7 @@ from numpyro_vips.conjugacy.structure.row_constants import RowConstants
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.model.graph import ModelGraph, retrace
 from numpyro_vips.model.synthetic_rows import with_synthetic_rows
 from numpyro_vips.model.trace import abstract_taken_row
@@ -86,7 +85,7 @@ def _compiled(
 ) -> ConjugateProgram:
     """Compiles and certifies a model whose arguments in `dense` are dense."""
     program = interpreted(graph, overrides, augmentation, dense)
-    with jax.enable_x64(True):
+    with double_precision():
         synthetic = with_synthetic_rows(graph.arguments, 3, seed=1)
         double = retrace(graph, model, synthetic)
         # The model is not run here, see `program_of`; the certificate does not ask.

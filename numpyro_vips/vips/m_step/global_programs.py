@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float64, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.family import Family
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.vips.e_step.evidence_bound import bound_of_globals
 from numpyro_vips.vips.m_step import m_step, newton_targets, starts
@@ -105,7 +106,7 @@ class GlobalPrograms:
                 s.name: np.broadcast_to(stddev[s.name], s.block_shape)
                 for s in self.program.structure.statistics
             }
-        with jax.enable_x64(True):
+        with double_precision():
             # NumPy's, until the program takes them.
             arrays: dict[str, Any] = {
                 "statistics": sums.statistics,
@@ -183,7 +184,7 @@ class GlobalPrograms:
         """
         centre = self.centre_in(state, state.centre if about is None else about)
         frames = self.frames_of(state)
-        with jax.enable_x64(True):
+        with double_precision():
             found = self._newton_targets(
                 sums.statistics,
                 sums.noise_stddev,
@@ -271,7 +272,7 @@ class GlobalPrograms:
         self, moments: MomentsByFactor, frames: Mapping[str, Frame]
     ) -> NewSums:
         """n̄ of the globals in other coordinates, as blocks."""
-        with jax.enable_x64(True):
+        with double_precision():
             found = self._blocks_of_natural(moments, frames)
             return {name: np.asarray(block) for name, block in found.items()}
 
@@ -289,7 +290,7 @@ class GlobalPrograms:
 
     def evidence_bound(self, state: VipsState) -> float:
         """The part of the evidence bound that is the globals' own."""
-        with jax.enable_x64(True):
+        with double_precision():
             moments, natural = as_arrays(state.moments), as_arrays(state.natural)
             return float(self._bound_of_globals(moments, natural))
 
@@ -311,7 +312,7 @@ class GlobalPrograms:
                 entry["layout"] = factor.layout.to_dict()
             factors.append(entry)
             families.append((factor.name, factor.family))
-        with jax.enable_x64(True):
+        with double_precision():
             chosen = {name: dict(natural[name]) for name, _ in families}
             parameters = _parameters(tuple(families), chosen)
         params = {

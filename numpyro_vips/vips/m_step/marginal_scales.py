@@ -26,6 +26,7 @@ from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.noisy_sums import rate_on_grid
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.vips.m_step.shares import share_of_prior
 from numpyro_vips.vips.program.expectations import expected
@@ -167,7 +168,7 @@ class MarginalScales:
         """
         if self._found is None:
             return None
-        with jax.enable_x64(True):
+        with double_precision():
             moments, shares = jax.tree.map(np.asarray, self._shares(natural))
             start = np.concatenate(
                 [np.ravel(moments[name]["log"]) for name in self._found.scales]

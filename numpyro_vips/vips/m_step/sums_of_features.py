@@ -4,10 +4,10 @@ import functools
 from collections.abc import Collection
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Float64
 
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.vips.m_step import shares
 from numpyro_vips.vips.m_step.known_steps import known_part
@@ -213,7 +213,7 @@ class SumsOfFeatures:
 
         See `shares.second_moments`.
         """
-        with jax.enable_x64(True):
+        with double_precision():
             found = self._second_moments(
                 sums.statistics, sums.noise_stddev, state.moments, names=names
             )

@@ -30,6 +30,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
 )
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.vips.program.expectations import moment_operands
 from numpyro_vips.vips.program.features import Features, Standardisation
 from numpyro_vips.vips.program.named_arrays import AnyMoments
@@ -232,7 +233,7 @@ def _may_be_standardised(
     point = rng.normal(size=factor.shape)
     matrix = features.to_coefficients(tried, factor.shape[-1])
     there = np.linalg.solve(matrix, point[..., None])[..., 0]
-    with jax.enable_x64(True):
+    with double_precision():
         moved = features.apply(tried, jax.tree.map(jnp.asarray, numbers))
         after = jax.tree.map(np.asarray, moved)
 
@@ -303,7 +304,7 @@ def are_equal(
     for _ in range(_TRIALS):
         numbers = _random_numbers(first, rng)
         moments = _random_moments(structure, rng)
-        with jax.enable_x64(True):
+        with double_precision():
             more = jax.tree.map(np.asarray, dict(with_products(numbers)))
         before = _values(structure, first, numbers, moments)
         if not _agree(before, _values(structure, second, more, moments)):

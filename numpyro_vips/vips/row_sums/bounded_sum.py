@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.row_sums import (
     DIAGNOSTICS,
     clipping_factor,
@@ -80,7 +81,7 @@ def bounded_sum(
     inputs = inputs._replace(
         expected_natural=dict(inputs.expected_natural), units=units
     )
-    with jax.enable_x64(True):
+    with double_precision():
         double, double_scales, norm = in_double((inputs, dict(scales), clipping_norm))
         shapes = {name: jnp.shape(inputs.expected_natural[name]) for name in scales}
         shapes |= dict.fromkeys(DIAGNOSTICS, ())

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int64, Shaped
 
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.vips.program.features import Standards
@@ -188,7 +189,7 @@ def _norms(z: Float[Array, "rows one_more"]) -> Float[Array, " rows"]:
 
 def moment_norms(rows: Rows, places: Places, units: Units) -> Float[Array, " rows"]:
     """The L2 norm of each row's zzᵀ; not finite where a covariate is not."""
-    with jax.enable_x64(True):
+    with double_precision():
         return _norms(_with_one(rows, places, units))
 
 
@@ -207,7 +208,7 @@ def bounded_moments(
       `clipping_norm` in L2 norm, and replacing one by √2 times that: what rows add is
       positive semidefinite. A row with a covariate that is not finite adds zero.
     """
-    with jax.enable_x64(True):
+    with double_precision():
         z = _with_one(rows, places, units)
         norms = jnp.asarray(scale, float) * _norms(z)
         weights, usable = clipping_weights(norms, jnp.asarray(mask), clipping_norm)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float64
 
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import (
     DIAGNOSTICS,
@@ -328,7 +329,7 @@ class RowPrograms:
         found = {}
         for name, of_name in edges.items():
             sizes = self._columns_of_rows(inputs.of_statistics, rows, name)
-            with jax.enable_x64(True):
+            with double_precision():
                 found[name] = jax.lax.map(
                     lambda size, of=of_name: counts_in_bins(size, mask, of), sizes
                 )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.row_sums import in_double, map_over_rows
 from numpyro_vips.jax_tools.separate_rows import over_rows
 from numpyro_vips.vips.program.features import Standards, standardised
@@ -63,7 +64,7 @@ def norms_of_rows(
         return jax.vmap(of_row)(in_double(contributions))
 
     size = piece_size_of(program)
-    with jax.enable_x64(True):
+    with double_precision():
         norms = map_over_rows(of_piece, rows, size)
         if in_any_state and num_states(program):
             states = jnp.arange(num_states(program), dtype=jnp.int32)
@@ -108,7 +109,7 @@ def columns_of_rows(
 
         return jax.lax.map(of_column, jnp.diag(units[name])).T
 
-    with jax.enable_x64(True):
+    with double_precision():
         return map_over_rows(of_piece, rows, piece_size_of(program)).T
 
 
@@ -134,5 +135,5 @@ def features_of_rows(
         return jnp.where(valid, jnp.abs(found), jnp.nan)
 
     found = over_rows(of_row)(inputs.standards, rows)
-    with jax.enable_x64(True):
+    with double_precision():
         return in_double(found).T
