@@ -243,6 +243,7 @@ TESTED_ELSEWHERE = {
     "vips/m_step/shares.py": "by the posteriors they make, m_step/test_m_step.py",
     "vips/posterior/row_queries.py": "test_row_queries.py",
     "vips/program/program.py": "a record; by its readers, compile/test_certificate.py",
+    "vips/program/random_trials.py": "by what is found, program/test_feature_*.py",
     "vips/row_sums/public_statistics.py": "by their posteriors, test_engine.py",
     "vips/row_sums/released_blocks.py": "symmetric ones, row_sums/test_row_norms.py",
     "vips/row_sums/row_programs.py": "by their sums, test_engine.py",
