@@ -57,7 +57,7 @@ class ClippingNorms(Protocol):
         mask: Any,
         *,
         parts: Mapping[str, Sequence[str]],
-        edges: Mapping[str, np.ndarray],
+        edges: Mapping[str, jax.Array],
         row_keys: np.ndarray | None = None,
     ) -> Mapping[str, Any]:
         """In how many of a chunk's rows each norm lies in which bin, not yet private.
@@ -67,7 +67,8 @@ class ClippingNorms(Protocol):
           rows: Private arrays, with the rows along the leading axis.
           mask: True where a row is meant, (number of rows,).
           parts: By the name of a norm, the blocks whose joint norm it is.
-          edges: By the name of a norm, where bins end, growing: (number of edges,).
+          edges: By the name of a norm, where bins end: (number of edges,), as
+            `row_sums.increasing_edges` makes them.
           row_keys: See `bounded_sum`. With them norms are those of what is clipped in
             steps that redraw rows.
 
@@ -152,14 +153,14 @@ class ColumnUnits(Protocol):
         rows: Mapping[str, Any],
         mask: Any,
         *,
-        edges: Mapping[str, np.ndarray],
+        edges: Mapping[str, jax.Array],
     ) -> Mapping[str, Any]:
         """In how many of a chunk's rows each column lies in which bin, not yet private.
 
         Args:
           state, rows, mask: See `norm_counts`.
           edges: By the name of a block in `columns`, where the bins of absolute values
-            end, growing: (number of edges,).
+            end: (number of edges,), as for `norm_counts`.
 
         Returns:
           By the name of the block, counts as of `norm_counts`, one line for each

@@ -59,6 +59,27 @@ class Cases(dict[str, Case]):
 
         return enter
 
+    def observed(
+        self, name: str, make_rows: MakeRows, density: Callable[..., Any]
+    ) -> None:
+        """Enters a model whose last argument is observed; see `observed_model`."""
+        self[name] = Case(observed_model(density), make_rows)
+
+    def factor(
+        self, name: str, make_rows: MakeRows, function: Callable[..., Any]
+    ) -> None:
+        """Enters a model that is a factor; see `factor_model`."""
+        self[name] = Case(factor_model(function), make_rows)
+
+
+def together(*tables: Cases) -> Cases:
+    """The cases of several tables, whose names differ."""
+    found = Cases()
+    for table in tables:
+        assert not found.keys() & table.keys(), "two models have one name"
+        found.update(table)
+    return found
+
 
 def normals(name: str, *shape: int, scale: Any = 1.0) -> Any:
     prior = dist.Normal(0.0, scale)

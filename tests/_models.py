@@ -263,6 +263,13 @@ def rates(y: Any) -> None:
         numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
+def standard_regression(X: Any, y: Any = None) -> None:
+    with numpyro.plate("feature", X.shape[1]):
+        w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate(UNIT, X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 0.7), obs=y)
+
+
 def three_locals(y: Any = None) -> None:
     """Latents of rows that no engine takes: one or two would be integrated out."""
     m: Any = numpyro.sample("m", dist.Normal(0, 1))

@@ -8,7 +8,8 @@ import jax
 from numpyro_vips.jax_tools.row_sums import in_double
 from numpyro_vips.vips.e_step.e_step import moments_of_row
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.row_statistics import norm_of, row_contribution
+from numpyro_vips.vips.row_sums.contributions import row_contribution
+from numpyro_vips.vips.row_sums.row_norms import norm_of
 
 
 def solve_locals(

@@ -118,3 +118,7 @@ def clusters(rng: np.random.Generator, n: int) -> Rows:
 
 def documents(rng: np.random.Generator, n: int) -> Rows:
     return (rng.integers(0, 6, (n, 5)),)
+
+
+def feature_and_count(rng: np.random.Generator, n: int) -> Rows:
+    return rng.normal(size=n), rng.poisson(3.0, n).astype(float)

@@ -15,7 +15,8 @@ import pytest
 _SETUPS = {
     "tests/conjugacy/structure/test_geometry.py",
     "tests/test_rounding.py",
-    "tests/vips/row_sums/test_row_statistics.py",
+    "tests/vips/row_sums/test_row_norms.py",
+    "tests/vips/row_sums/test_scattered.py",
 }
 _RECORD = "numpyro_vips/durations"
 # Seconds. What takes less makes no difference, and is most of the tests.

@@ -12,7 +12,8 @@ from _row_by_row import row_norm, solve_locals
 
 from numpyro_vips.vips.program.expectations import expected
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.contributions import RowInputs
 
 SWEEPS = 3
 COUNT = 48

@@ -62,7 +62,11 @@ CALL_NUMPYRO = [
 # So may the sums of a model's terms, whose constants have the dtypes of its numbers.
 SUM_TERMS = [
     "numpyro_vips.vips.program.expectations",
-    "numpyro_vips.vips.row_sums.row_statistics",
+    "numpyro_vips.vips.row_sums.contributions",
+    "numpyro_vips.vips.row_sums.public_statistics",
+    "numpyro_vips.vips.row_sums.released_blocks",
+    "numpyro_vips.vips.row_sums.row_norms",
+    "numpyro_vips.vips.row_sums.scattered",
 ]
 _checked.install(CHECKED, _checked.strict_dtypes, _checked.all_of)
 _checked.install(CHECKED_ARRAYS, _checked.strict_dtypes, _checked.arrays)

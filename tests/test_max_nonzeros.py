@@ -31,7 +31,8 @@ from numpyro_vips.model.graph import build_graph
 from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.e_step.evidence_bound import row_bound
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.contributions import RowInputs
 
 UNIT = "rows"
 LENGTH, WIDTH, TOPICS, COUNT = 11, 5, 3, 12

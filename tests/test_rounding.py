@@ -25,7 +25,7 @@ from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import DEFAULT_CHUNK, in_pieces
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import INFORMATION
-from numpyro_vips.vips.row_sums.bounded_sum import piece_size
+from numpyro_vips.vips.row_sums.contributions import piece_size
 
 pytestmark = pytest.mark.optimized
 

@@ -14,14 +14,11 @@ from jaxtyping import Array, Float, Float64
 from numpyro_vips.dpvi.checks import check_derivatives
 from numpyro_vips.dpvi.compared_globals import compared_globals
 from numpyro_vips.dpvi.feature_columns import FeatureColumns, rows_of_all_sizes
-from numpyro_vips.dpvi.gradients.clipped_gradients import (
-    Redraw,
-    ReleasedLeaves,
-    RowGradients,
-)
+from numpyro_vips.dpvi.gradients.clipped_gradients import Redraw, RowGradients
 from numpyro_vips.dpvi.gradients.elbo import PublicElbo
 from numpyro_vips.dpvi.gradients.prior_coordinates import prior_coordinates
 from numpyro_vips.dpvi.gradients.redrawn_rows import redrawing
+from numpyro_vips.dpvi.gradients.released_leaves import ReleasedLeaves
 from numpyro_vips.dpvi.gradients.silent_directions import (
     SilentDirections,
     silent_directions,
@@ -368,7 +365,7 @@ def _first_coordinates(
             program.start,
             np.repeat(
                 [site.is_real for site in sites],
-                [math.prod(site.unconstrained_shape) for site in sites],
+                [site.size for site in sites],
             ),
             read.size,
         ),

@@ -1,10 +1,7 @@
 """What `explain` and warnings say of a model that DPVI runs."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from numpyro_vips.dpvi.program import DpviProgram
 from numpyro_vips.jax_tools.program_constants import listed
@@ -151,12 +148,8 @@ def on_hidden(width_ratio: Mapping[str, float]) -> Iterable[str]:
 
 def late_names(program: DpviProgram) -> list[str]:
     """Names of the globals that wait in the first steps, in the guide's order."""
-    if not program.is_late.any():
-        return []
-    sites = program.space.sites
-    sizes = [math.prod(site.unconstrained_shape) for site in sites]
-    parts = np.split(program.is_late, np.cumsum(sizes)[:-1])
-    return [s.name for s, part in zip(sites, parts, strict=True) if part.any()]
+    parts = program.space.split(program.is_late)
+    return [name for name, part in parts.items() if part.any()]
 
 
 def describe_sparse_rows(name: str) -> str:

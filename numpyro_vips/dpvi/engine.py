@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Float, Float64, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, Float, Float64, PRNGKeyArray, Shaped, UInt32
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips.abilities import Abilities
@@ -53,26 +53,17 @@ from numpyro_vips.dpvi.gradients.coordinates import Coordinates, Units
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.guides.late_globals import WAITING
-from numpyro_vips.dpvi.iterates import (
-    DpviState,
-    for_program,
-    with_drift,
-)
+from numpyro_vips.dpvi.iterates import DpviState, for_program, with_drift
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
 from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
 from numpyro_vips.dpvi.program import Perturb, ProgramOptions, RowInputs
 from numpyro_vips.dpvi.reading import diagnostics_of, posterior_of
 from numpyro_vips.dpvi.row_programs import RowPrograms
-from numpyro_vips.dpvi.step_sizes import (
-    DEFAULT_STEPS,
-    default_num_steps,
-    step_sizes,
-)
+from numpyro_vips.dpvi.step_sizes import DEFAULT_STEPS, default_num_steps, step_sizes
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
 from numpyro_vips.jax_tools.random_keys import as_threefry
-from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.loops_of_rows import ProgramOfRows
@@ -196,7 +187,7 @@ class DpviEngine(Abilities):
         self.program = self.compiled.program
         self.space = self.program.space
         if optimizer is None:
-            sizes = [math.prod(site.unconstrained_shape) for site in self.space.sites]
+            sizes = [site.size for site in self.space.sites]
             normal_guide = self.program.guide
             optimizer = default_optimizer(
                 sizes, 0 if normal_guide is None else normal_guide.rank
@@ -527,30 +518,25 @@ class DpviEngine(Abilities):
         mask: Any,
         *,
         parts: Mapping[str, Sequence[str]],
-        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+        edges: Mapping[str, Float64[Array, " _edges"]],
         row_keys: UInt32[np.ndarray, "rows 2"] | None = None,
-    ) -> dict[str, Float64[np.ndarray, " _bins"]]:
+    ) -> Mapping[str, Any]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
         See `abilities.ClippingNorms.norm_counts`.
         """
         if squares := SQUARES & parts.keys():
             (name,) = squares
-            found = self._rows.matrix_counts(
-                name,
-                self._place(state, name),
-                self._units(state),
-                dict(rows),
-                mask,
-                increasing_edges(edges[name]),
-            )
-            return {name: np.asarray(found)}
+            point, units = self._place(state, name), self._units(state)
+            return {
+                name: self._rows.matrix_counts(
+                    name, point, units, dict(rows), mask, edges[name]
+                )
+            }
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
-        double = {part: increasing_edges(edges[part]) for part in parts}
-        found = self._rows.counts(
-            self._inputs(state), dict(rows), mask, double, row_keys, names
+        return self._rows.counts(
+            self._inputs(state), dict(rows), mask, dict(edges), row_keys, names
         )
-        return {name: np.asarray(counts) for name, counts in found.items()}
 
     def column_counts(
         self,
@@ -558,16 +544,14 @@ class DpviEngine(Abilities):
         rows: Mapping[str, Any],
         mask: Any,
         *,
-        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
-    ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
+        edges: Mapping[str, Float64[Array, " _edges"]],
+    ) -> Mapping[str, Any]:
         """In how many of the chunk's rows each feature lies in which bin, not yet
         private; see `abilities.ColumnUnits.column_counts`.
 
         It depends on the rows alone, not on the state.
         """
-        double = {name: increasing_edges(of) for name, of in edges.items()}
-        found = self._rows.column_counts(dict(rows), mask, double)
-        return {name: np.asarray(counts) for name, counts in found.items()}
+        return self._rows.column_counts(dict(rows), mask, dict(edges))
 
     def with_column_sizes(
         self, state: DpviState, sizes: Mapping[str, Float64[np.ndarray, " _columns"]]

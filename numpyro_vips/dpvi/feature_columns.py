@@ -13,7 +13,6 @@ residual. A feature that multiplies one of many effects, each row another one's,
 single column, and so is one that stands in several predictors.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -169,13 +168,12 @@ class FeatureColumns:
         slopes = jax.jacfwd(predictors)(dict(place))
         features = []
         for site in self._read.sites:
-            size = math.prod(site.unconstrained_shape)
             found = [
-                jnp.abs(jnp.reshape(slope[site.name], (-1, size)))
+                jnp.abs(jnp.reshape(slope[site.name], (-1, site.size)))
                 for predictor, slope in zip(self._predictors.found, slopes, strict=True)
                 if site.name in predictor.linear_in
             ]
-            none = jnp.zeros((1, size), jnp.result_type(float))
+            none = jnp.zeros((1, site.size), jnp.result_type(float))
             largest = jnp.max(jnp.concatenate([none, *found]), axis=0)
             features.append(largest / jnp.asarray(np.ravel(site.units), none.dtype))
         return jnp.concatenate(features)
@@ -226,8 +224,7 @@ def _tried(
 
 def _owners(read: UnconstrainedSpace) -> list[str]:
     """By coordinate, the global that it belongs to."""
-    sizes = {s.name: math.prod(s.unconstrained_shape) for s in read.sites}
-    return [name for name, size in sizes.items() for _ in range(size)]
+    return [site.name for site in read.sites for _ in range(site.size)]
 
 
 def _grouped(

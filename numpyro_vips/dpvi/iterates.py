@@ -81,20 +81,19 @@ class DpviState(NamedTuple):
     kept: Kept | None = None
 
 
+# What only Python reads of a state, and what compiled steps have in its place.
+_IN_PYTHON = {
+    name: default
+    for name, default in DpviState._field_defaults.items()
+    if name not in ("score", "coordinates")
+}
+# What of it steps leave as it is.
+_KEPT = ("column_units", "pilot", "second", "information", "kept")
+
+
 def for_program(state: DpviState) -> DpviState:
     """The state without what only Python reads, as compiled steps take it."""
-    return state._replace(
-        drift=None,
-        recent=(),
-        is_noisy=False,
-        diagnostics=None,
-        column_units=None,
-        pilot=None,
-        second=None,
-        information=None,
-        information_limit=None,
-        kept=None,
-    )
+    return state._replace(**_IN_PYTHON)
 
 
 def with_drift(updated: DpviState, before: DpviState, *, is_noisy: bool) -> DpviState:
@@ -112,11 +111,7 @@ def with_drift(updated: DpviState, before: DpviState, *, is_noisy: bool) -> Dpvi
         drift=drift,
         recent=recent,
         is_noisy=is_noisy,
-        column_units=before.column_units,
-        pilot=before.pilot,
-        second=before.second,
-        information=before.information,
-        kept=before.kept,
+        **{name: getattr(before, name) for name in _KEPT},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from numpyro_vips import _validate
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
-from numpyro_vips.fitting.bounds.bounds import NormPart, norm_parts
+from numpyro_vips.fitting.bounds.norm_parts import NormPart, norm_parts
 from numpyro_vips.fitting.curvature_noise import (
     SHARES,
     curvature_share,
@@ -24,7 +24,8 @@ from numpyro_vips.fitting.marginal_latents import (
     is_better_marginal,
     is_left_open,
 )
-from numpyro_vips.fitting.schedule import ScheduleOptions, plan_steps
+from numpyro_vips.fitting.schedule import plan_steps
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
@@ -33,10 +34,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
 from numpyro_vips.model.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.model.loops_of_rows import (
-    loops_until_rows_stop,
-    program_of_model,
-)
+from numpyro_vips.model.loops_of_rows import loops_until_rows_stop, program_of_model
 from numpyro_vips.model.parameter_ranges import chances_out_of_range
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
@@ -280,13 +278,7 @@ def _dpvi_instead(
         return None  # The caller has VIPS' statistics in mind.
     settings = DPVI()
     try:
-        engine = settings.build_engine(
-            model,
-            graph,
-            num_steps=options.num_steps,
-            until_converged=options.until_converged,
-            has_norms=options.clipping_norm is not None,
-        )
+        engine = _built(settings, model, graph, options)
     except UnsafeModelError:
         return None
     if knows_noise and not engine.blocks("information"):
@@ -294,18 +286,29 @@ def _dpvi_instead(
     return settings, engine
 
 
+def _built(
+    settings: EngineSettings,
+    model: private,
+    graph: ModelGraph,
+    options: ScheduleOptions,
+) -> Engine:
+    """The engine of these settings; see `EngineSettings.build_engine`."""
+    return settings.build_engine(
+        model,
+        graph,
+        num_steps=options.num_steps,
+        until_converged=options.until_converged,
+        has_norms=options.clipping_norm is not None,
+    )
+
+
 def _build(
     choice: EngineChoice, model: private, graph: ModelGraph, options: ScheduleOptions
 ) -> tuple[EngineSettings, Engine, Mapping[str, str]]:
     """The engine's settings, the engine, and why it is not VIPS if that was tried."""
     settings = VIPS() if choice == "auto" else choice
-    steps: Any = {
-        "num_steps": options.num_steps,
-        "until_converged": options.until_converged,
-        "has_norms": options.clipping_norm is not None,
-    }
     try:
-        return settings, settings.build_engine(model, graph, **steps), {}
+        return settings, _built(settings, model, graph, options), {}
     except NotConjugateError as error:
         reasons = error.reasons
     if choice != "auto":
@@ -317,7 +320,7 @@ def _build(
         )
     settings = DPVI()
     try:
-        engine = settings.build_engine(model, graph, **steps)
+        engine = _built(settings, model, graph, options)
     except UnsafeModelError as error:
         details = " ".join(f"{site}: {why}." for site, why in reasons.items())
         raise UnsafeModelError(

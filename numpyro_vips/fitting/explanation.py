@@ -13,7 +13,7 @@ from numpyro_vips.fitting.bounds.prior_norms import rows_in_place
 from numpyro_vips.fitting.curvature_noise import HIDDEN
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.plan import Plan
-from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS

@@ -13,7 +13,7 @@ from numpyro_vips.fitting.pass_bar import pass_bar
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.reducers.reducer import Reducer
-from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.privacy.secure_random import SecureRandom
 
 # Steps of every start of a fit without noise, before the best of them goes on.

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_vips.fitting.bounds.bounds import NormPart, bounded_blocks
-from numpyro_vips.fitting.bounds.norm_histogram import (
-    NEAR,
+from numpyro_vips.fitting.bounds.block_scales import bounded_blocks
+from numpyro_vips.fitting.bounds.norm_histogram import NEAR, NoisyCounts
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
+from numpyro_vips.fitting.bounds.seen_norms import (
     Hidden,
-    NoisyCounts,
     SeenNorms,
     middle_of_all,
     seen_norms,

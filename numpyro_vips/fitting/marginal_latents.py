@@ -31,7 +31,7 @@ correlations.
 from numpyro_vips.conjugacy.structure.level_means import beside, is_effect, is_mean
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps
-from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.vips.description import can_be_summed_out
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.program.program import ConjugateProgram

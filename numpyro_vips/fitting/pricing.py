@@ -8,7 +8,7 @@ from numpyro_vips import _validate, accounting
 from numpyro_vips.errors import BudgetExceededError, quoted
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.progress import Progress
-from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.model.graph import ModelGraph

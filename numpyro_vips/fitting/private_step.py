@@ -31,7 +31,11 @@ from numpyro_vips.fitting.reducers.tree_sum import TreeSum
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
 from numpyro_vips.jax_tools.precision import Precision
-from numpyro_vips.jax_tools.row_sums import DEFAULT_CHUNK, equal_chunks
+from numpyro_vips.jax_tools.row_sums import (
+    DEFAULT_CHUNK,
+    equal_chunks,
+    increasing_edges,
+)
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_chunks import Chunk
 from numpyro_vips.privacy.batch_selection import select_rows
@@ -123,15 +127,15 @@ def _chunk_sum(
 ) -> Mapping[str, Any]:
     """What a chunk's rows add to the release, not yet private."""
     if step.is_by_column:
-        edges = {part.name: column_grid(part) for part in step.counted}
-        return engine.column_counts(state, rows, mask, edges=edges)
+        columns = {p.name: increasing_edges(column_grid(p)) for p in step.counted}
+        return engine.column_counts(state, rows, mask, edges=columns)
     if step.counted:
         return engine.norm_counts(
             state,
             rows,
             mask,
             parts={part.name: part.blocks for part in step.counted},
-            edges={part.name: part.grid for part in step.counted},
+            edges={p.name: increasing_edges(p.grid) for p in step.counted},
             row_keys=row_keys,
         )
     # A rehearsal may come before the norm is known.

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from numpyro_vips.fitting.bounds.bounds import NormPart
 from numpyro_vips.fitting.bounds.column_histogram import sizes_from_counts
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.bounds.prior_norms import prior_norms
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.found_norms import (

@@ -18,7 +18,7 @@ from numpyro_vips.fitting.pricing import PricedSteps, statement_of
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.row_warnings import warnings_on_rows
-from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph

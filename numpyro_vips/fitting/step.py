@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from numpyro_vips.accounting import GaussianEvent
-from numpyro_vips.fitting.bounds.bounds import NormPart
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION

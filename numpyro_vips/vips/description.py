@@ -11,7 +11,7 @@ from numpyro_vips.conjugacy.structure.posterior_factors import (
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.model.log_density import MAX_JOINT_STATES, num_joint_states
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.vips.e_step.local_quadrature import integrated_latents
+from numpyro_vips.vips.e_step.integrated_latents import integrated_latents
 from numpyro_vips.vips.program.forgotten_steps import WAITING
 from numpyro_vips.vips.program.program import ConjugateProgram
 
@@ -172,11 +172,8 @@ def describe_site(program: ConjugateProgram, name: str) -> dict[str, Any]:
     if site.is_latent:
         factor = structure.posterior_factors[structure.factor_of[name]]
         found["posterior"] = _describe_factor(program, factor)
-        if factor.role == "global" and not any(
-            latent == name
-            for s in program.structure.statistics
-            for latent, *_ in s.atoms
-        ):
+        is_asked = any(name in s.latents for s in structure.statistics)
+        if factor.role == "global" and not is_asked:
             found["role"] = "hyper"
     methods = list(bounds_at(program, name))
     if name in _sites_of(program, _exact(program)):

@@ -105,7 +105,7 @@ def _moving(
         if name in state.clipped and state.clipped[name].sampling_rate < 1.0:
             continue
         if state.drift[name] > largest_drift(roles.released_as[name]):
-            factors = {structure.factor_of[latent] for latent, *_ in statistic.atoms}
+            factors = {structure.factor_of[latent] for latent in statistic.latents}
             for factor in sorted(factors):
                 found |= dict.fromkeys(structure.posterior_factors[factor].latents)
     return [name for name in found if name in program.graph.sites]

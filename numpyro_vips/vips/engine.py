@@ -324,7 +324,8 @@ class VipsEngine(Abilities):
         self, state: VipsState, rows: Rows, names: Sequence[str]
     ) -> dict[str, Float[np.ndarray, " rows"]]:
         """Norms of each block, for rows that the caller may see."""
-        return self.on_rows.row_norms(state, rows, names)
+        norms = self.on_rows.norms(self.on_rows.inputs(state), dict(rows), tuple(names))
+        return {name: np.asarray(norm) for name, norm in norms.items()}
 
     def norm_counts(
         self,
@@ -333,21 +334,23 @@ class VipsEngine(Abilities):
         mask: Any,
         *,
         parts: Mapping[str, Sequence[str]],
-        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+        edges: Mapping[str, Float64[Array, " _edges"]],
         row_keys: UInt32[np.ndarray, "rows 2"] | None = None,
-    ) -> dict[str, Float64[np.ndarray, " _bins"]]:
+    ) -> Mapping[str, Any]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
         See `abilities.ClippingNorms.norm_counts`.
         """
-        return self.on_rows.norm_counts(
-            state,
-            rows,
+        names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
+        # Later the globals say which state a row is in.
+        in_any_state = not state.asked
+        return self.on_rows.counts(
+            self.on_rows.inputs(state),
+            dict(rows),
             mask,
-            parts=parts,
-            edges=edges,
-            # Later the globals say which state a row is in.
-            in_any_state=not state.asked,
+            dict(edges),
+            names,
+            in_any_state,
         )
 
     def column_counts(
@@ -356,14 +359,13 @@ class VipsEngine(Abilities):
         rows: Mapping[str, Any],
         mask: Any,
         *,
-        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
-    ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
+        edges: Mapping[str, Float64[Array, " _edges"]],
+    ) -> Mapping[str, Any]:
         """In how many of the chunk's rows each column lies in which bin, not yet
-        private.
-
-        See `abilities.ColumnUnits.column_counts`.
-        """
-        return self.on_rows.column_counts(state, rows, mask, edges=edges)
+        private; see `abilities.ColumnUnits.column_counts`."""
+        return self.on_rows.column_counts(
+            self.on_rows.inputs(state), dict(rows), mask, dict(edges)
+        )
 
     def with_column_sizes(
         self, state: VipsState, sizes: Mapping[str, Float64[np.ndarray, " _columns"]]
@@ -434,9 +436,13 @@ class VipsEngine(Abilities):
         again = state.moments if state.to_wait else state.start or state.moments
         sums = Unclipped(state.statistics, state.noise_stddev)
         return state._replace(
-            next_origins=self.on_globals.known_origins(state, sums, state.visited),
+            next_origins=self.on_globals.features.known_origins(
+                state, sums, state.visited
+            ),
             next_standards=state.standards
-            | self.on_globals.standards(state, sums, self._roles.recentred_factors),
+            | self.on_globals.features.standards(
+                state, sums, self._roles.recentred_factors
+            ),
             kept=0.0,
             # A pilot is no step of the fit.
             num_steps=state.num_steps if self._roles.adaptive else 0,
@@ -457,7 +463,7 @@ class VipsEngine(Abilities):
 
         See `abilities.ClippingNorms.expected_squares`.
         """
-        first = self.on_globals.first_curvature(state)
+        first = self.on_globals.features.first_curvature(state)
         places = {name: state.visited[name]["x"] for name in first}
         return expected_squares(
             self.program.structure,

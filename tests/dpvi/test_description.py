@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpyro.distributions import constraints
 
 from numpyro_vips.dpvi.description import (
     describe_site,
@@ -14,6 +15,7 @@ from numpyro_vips.dpvi.description import (
     on_compared,
     on_hidden,
 )
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 
@@ -25,19 +27,17 @@ def program(**changes: Any) -> Any:
         "z": SimpleNamespace(is_latent=True, row_axis=0),
         "y": SimpleNamespace(is_latent=False, row_axis=0),
     }
-    shapes = [("w", (3,)), ("s", ())]
+    globals_ = (
+        GuideSite(name="w", support=constraints.real_vector, shape=(3,), dims=()),
+        GuideSite(name="s", support=constraints.positive, shape=(), dims=()),
+    )
     found: dict[str, Any] = {
         "graph": SimpleNamespace(sites=sites),
         "guide": SimpleNamespace(family="low_rank"),
         "user_guide": None,
         "locals_of_rows": None,
         "is_late": np.zeros(4, bool),
-        "space": SimpleNamespace(
-            sites=[
-                SimpleNamespace(name=name, unconstrained_shape=shape, over=None)
-                for name, shape in shapes
-            ]
-        ),
+        "space": UnconstrainedSpace(sites=globals_),
         "options": SimpleNamespace(num_waiting=0, takes_newton_steps=False),
     }
     return SimpleNamespace(**(found | changes))

@@ -15,6 +15,7 @@ from _fits import fit_to, vi_of
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.privacy.releases import WHOLE_VECTOR
 
 N = 40
@@ -131,8 +132,9 @@ def counts_of(
     engine: DpviEngine, rows: dict[str, Any], mask: Any, edges: np.ndarray
 ) -> np.ndarray:
     state = engine.initial_state(threefry_key(0))
-    found = engine.column_counts(state, rows, mask, edges={WHOLE_VECTOR: edges})
-    return found[WHOLE_VECTOR]
+    of_vector = {WHOLE_VECTOR: increasing_edges(edges)}
+    found = engine.column_counts(state, rows, mask, edges=of_vector)
+    return np.asarray(found[WHOLE_VECTOR])
 
 
 EDGES = np.array([1.0, 30.0, 60.0, 1e4, 2e4, 1e5])

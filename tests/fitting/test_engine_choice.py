@@ -12,7 +12,7 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.engine_choice import prepare_fit
-from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.privacy.sampling import FullBatch
 

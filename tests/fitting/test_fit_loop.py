@@ -13,7 +13,7 @@ import numpyro_vips as nv
 from numpyro_vips.fitting.fit_loop import FitLoop
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.reducers.reducer import Reducer
-from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.privacy.secure_random import SecureRandom
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure_seed")

@@ -15,7 +15,7 @@ from numpyro_vips.fitting.pricing import (
     price,
     warning_of_delta,
 )
-from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import events_of
 
 FULL = ScheduleOptions(sampling=nv.FullBatch())

@@ -9,7 +9,7 @@ import pytest
 from _plain_engine import PlainEngine, step_of
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.bounds.bounds import NormPart
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.found_norms import FoundNorms, NormHistogram
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.step import Step

@@ -14,7 +14,7 @@ import pytest
 from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.bounds.bounds import NormPart
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.redrawing_steps import HIDDEN, with_redrawn_rows
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.privacy.gaussian_mechanism import Block

@@ -17,9 +17,10 @@ from _planned_steps import MATRIX, MEAN, NORMS, SETTINGS, Releases, planned
 import numpyro_vips as nv
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting import private_step, schedule
-from numpyro_vips.fitting.bounds.bounds import NormPart
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.reducers import reducer
-from numpyro_vips.fitting.schedule import ScheduleOptions, plan_steps
+from numpyro_vips.fitting.schedule import plan_steps
+from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import WHOLE_VECTOR
 

@@ -14,7 +14,7 @@ from _fits import vi_of
 from _models import means
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.bounds.bounds import NormPart
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.reducers.tree_sum import TreeSum
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import most_rows, with_rounding

@@ -14,8 +14,8 @@ from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.fitting.bounds.bounds import norm_parts
-from numpyro_vips.fitting.bounds.norm_histogram import UNBALANCED, UNBALANCED_EXPOSED
+from numpyro_vips.fitting.bounds.norm_parts import norm_parts
+from numpyro_vips.fitting.bounds.seen_norms import UNBALANCED, UNBALANCED_EXPOSED
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.exposures import exposures
 from numpyro_vips.model.graph import build_graph

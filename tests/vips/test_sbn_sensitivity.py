@@ -24,14 +24,12 @@ from numpyro_vips.accounting import Relation
 from numpyro_vips.jax_tools import row_sums
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.privacy.gaussian_mechanism import (
-    Block,
-    GaussianMechanism,
-)
+from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.program.expectations import expected_natural_of, means_of
-from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.contributions import RowInputs
 
 pytestmark = pytest.mark.optimized
 

@@ -15,10 +15,12 @@ from numpyro_vips.conjugacy.families.gamma import Gamma, InverseGamma
 from numpyro_vips.conjugacy.families.gaussian import FactorizedNormal, Normal
 from numpyro_vips.conjugacy.families.generalized_inverse_gaussian import (
     GeneralizedInverseGaussian,
+)
+from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma, Tangent
+from numpyro_vips.conjugacy.families.standard_deviations import (
     RootGeneralizedInverseGaussian,
     RootInverseGamma,
 )
-from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma, Tangent
 from numpyro_vips.conjugacy.families.supports import (
     POSITIVE,
     base_support,

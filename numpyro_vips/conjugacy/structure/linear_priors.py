@@ -24,7 +24,8 @@ from numpyro_vips.conjugacy.densities.scale_mixtures import laplace
 from numpyro_vips.conjugacy.families import find_family
 from numpyro_vips.conjugacy.structure.augmentation import Augmentation, augmented
 from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.log_joint import LogJoint, SiteLogDensity
+from numpyro_vips.conjugacy.structure.log_joint import LogJoint
+from numpyro_vips.conjugacy.structure.site_densities import SiteLogDensity
 from numpyro_vips.conjugacy.structure.structure import statistic_name
 
 # By the statistic that a prior is linear in, the one that takes its place.

@@ -130,7 +130,7 @@ def find_statistics(
             global_part(term, latents).atoms in corrected for term in terms
         ):
             release = "adaptive"
-        factors_of = [factor_of[latent] for latent, *_ in statistic.atoms]
+        factors_of = [factor_of[latent] for latent in statistic.latents]
         if release != "public" and len(factors_of) == 2 and {*factors_of} <= newton:
             release = "refreshed"
         entries = [_entry(term, statistic, latents) for term in terms]

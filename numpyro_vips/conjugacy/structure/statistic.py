@@ -4,10 +4,7 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from numpyro_vips.conjugacy.structure.geometry import (
-    Matrix,
-    StatisticGeometry,
-)
+from numpyro_vips.conjugacy.structure.geometry import Matrix, StatisticGeometry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +68,11 @@ class Statistic:
     summed: tuple[int, ...] = ()
     rank: int = 0
     recentred: bool = False
+
+    @property
+    def latents(self) -> tuple[str, ...]:
+        """The latent of each atom; that of a square stands twice."""
+        return tuple(latent for latent, *_ in self.atoms)
 
     @property
     def block_shape(self) -> tuple[int, ...]:

@@ -26,6 +26,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
 from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.gradients.factored_gradients import FactoredProgram
+from numpyro_vips.dpvi.gradients.released_leaves import ReleasedLeaves
+from numpyro_vips.dpvi.gradients.row_fingerprints import fingerprint_of_row
 from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.precision import Precision, double_precision
@@ -40,45 +42,9 @@ from numpyro_vips.jax_tools.row_sums import (
     sum_over_rows,
 )
 from numpyro_vips.jax_tools.separate_rows import check_row_program, over_rows
-from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Per-row gradients are held for so many numbers at a time.
 _MOST_GRADIENT_NUMBERS = 2**23
-
-
-class ReleasedLeaves(NamedTuple):
-    """A released block: which leaves of the tree that gradients are taken in.
-
-    `length` is how many leading entries of its one leaf are released. None for all of
-    the leaves; several are joined as flat vectors.
-    """
-
-    block: Block
-    leaves: tuple[int, ...]
-    length: int | None = None
-
-    def cut(self, gradient: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The part of a leaf's gradient that is released: its leading entries."""
-        return gradient if self.length is None else gradient[: self.length]
-
-    def joined(self, leaves: Mapping[int, Float[Array, "..."]]) -> Float[Array, "..."]:
-        """The block, from the gradients in the released entries of its leaves."""
-        flat = jnp.concatenate([jnp.ravel(leaves[leaf]) for leaf in self.leaves])
-        return flat.reshape(self.block.shape)
-
-    def place(
-        self, leaves: list[Float[Array, "..."]], value: Float[Array, "..."]
-    ) -> None:
-        """Puts the block where it belongs among all leaves."""
-        if self.length is not None:
-            (leaf,) = self.leaves
-            leaves[leaf] = leaves[leaf].at[: self.length].set(value)
-            return
-        start = 0
-        for leaf in self.leaves:
-            stop = start + leaves[leaf].size
-            leaves[leaf] = jnp.ravel(value)[start:stop].reshape(leaves[leaf].shape)
-            start = stop
 
 
 class Shared(NamedTuple):
@@ -199,7 +165,7 @@ class RowGradients:
             program = self._whole
         # Of the row's content, not its place in the batch: otherwise taking one row
         # away would change what the others contribute.
-        row_key = jax.random.fold_in(key, _fingerprint(row))
+        row_key = jax.random.fold_in(key, fingerprint_of_row(row))
         uses = program.uses
 
         def particle(number: Any, draw: Shaped[Array, "..."]) -> _RowGradient:
@@ -418,33 +384,6 @@ class RowGradients:
         self, leaves: Mapping[int, Float[Array, "..."]]
     ) -> dict[str, Float[Array, "..."]]:
         return {entry.block.name: entry.joined(leaves) for entry in self._released}
-
-
-def _fingerprint(row: Mapping[str, Any]) -> UInt32[Array, ""]:
-    """A number made of the bits of a row, to tell the draws of rows apart.
-
-    Each word of the row is multiplied by an odd number that depends on its place. It
-    need not be secure: draws of single rows protect nothing and are not released.
-    """
-    total = jnp.zeros((), jnp.uint32)
-    place = 0
-    for leaf in jax.tree.leaves(row):
-        bits = jax.lax.bitcast_convert_type(
-            jnp.ravel(leaf).astype(jnp.float32), jnp.uint32
-        )
-        places = jnp.arange(place, place + bits.size, dtype=jnp.uint32)
-        total += jnp.sum(bits * (_mixed(places) | 1), dtype=jnp.uint32)
-        place += bits.size
-    return total
-
-
-def _mixed(numbers: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """The finaliser of MurmurHash3: 32 bits that depend on all bits of a number."""
-    numbers ^= numbers >> 16
-    numbers *= jnp.uint32(0x85EBCA6B)
-    numbers ^= numbers >> 13
-    numbers *= jnp.uint32(0xC2B2AE35)
-    return numbers ^ (numbers >> 16)
 
 
 def _joint_norm(row: _RowGradient, scales: Mapping[int, Any]) -> Float[Array, ""]:

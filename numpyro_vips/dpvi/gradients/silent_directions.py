@@ -68,7 +68,7 @@ def silent_directions(
       start: Where the trials are, about.
       rows: Synthetic rows, several for each global.
     """
-    size = sum(math.prod(site.unconstrained_shape) for site in sites)
+    size = sum(site.size for site in sites)
     if not picks_entries(program) or sum(site.is_real for site in sites) < 2:
         return SilentDirections(np.zeros((size, 0)))
     found: list[Float64[np.ndarray, "rows size"]] = []
@@ -84,7 +84,7 @@ def silent_directions(
 
 def _spans(sites: Sequence[GuideSite]) -> dict[str, slice]:
     """Where the real globals are in the flat vector of all of these."""
-    sizes = [math.prod(site.unconstrained_shape) for site in sites]
+    sizes = [site.size for site in sites]
     ends = np.cumsum(sizes).tolist()
     return {
         site.name: slice(end - size, end)
@@ -140,7 +140,7 @@ class _Whole(NamedTuple):
 def _pairs(sites: Sequence[GuideSite]) -> Iterator[tuple[_Whole, _Whole]]:
     """Two real globals at a time."""
     spans, moved = _spans(sites), []
-    size = sum(math.prod(site.unconstrained_shape) for site in sites)
+    size = sum(site.size for site in sites)
     for site in sites:
         if site.name in spans:
             whole = np.zeros(size)

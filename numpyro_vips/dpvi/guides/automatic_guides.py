@@ -14,7 +14,6 @@ the chain rule. This is what lets `dpvi` release the latter alone.
 """
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -193,20 +192,6 @@ class NormalGuide:
         )
 
     def _by_site(self, vector: Float[Array, " size"]) -> dict[str, Float[Array, "..."]]:
-        """A flat vector's entries by site, in the site's shape.
-
-        As `UnconstrainedSpace.split`, in NumPy, which compiles nothing.
-        """
-        shapes = [site.unconstrained_shape for site in self.space.sites]
-        stops = np.cumsum([math.prod(shape) for shape in shapes], dtype=int)[:-1]
-        parts = np.split(np.asarray(vector), stops)
-        return (
-            {
-                site.name: jnp.asarray(part.reshape(shape))
-                for site, shape, part in zip(
-                    self.space.sites, shapes, parts, strict=True
-                )
-            }
-            if shapes
-            else {}
-        )
+        """A flat vector's entries by site, in the site's shape."""
+        parts = self.space.split(np.asarray(vector))
+        return {name: jnp.asarray(part) for name, part in parts.items()}

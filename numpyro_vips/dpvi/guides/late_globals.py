@@ -11,7 +11,6 @@ It is a matter of the order of steps alone. Nothing is released for it, and the 
 that is climbed in the end is the same.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,10 +68,7 @@ def waiting_coordinates(
     sites: Sequence[GuideSite], late: frozenset[str]
 ) -> Bool[np.ndarray, " size"]:
     """Where the globals that wait are in the flat vector of all of these."""
-    parts = [
-        np.full(math.prod(site.unconstrained_shape), site.name in late)
-        for site in sites
-    ]
+    parts = [np.full(site.size, site.name in late) for site in sites]
     return np.concatenate([np.zeros(0, bool), *parts])
 
 

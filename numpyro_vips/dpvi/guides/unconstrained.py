@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float64
+from jaxtyping import Array, Float, Float64, Shaped
 from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform
 
@@ -98,6 +98,11 @@ class GuideSite:
     def unconstrained_shape(self) -> tuple[int, ...]:
         return tuple(biject_to(self.support).inverse_shape(self.shape))
 
+    @property
+    def size(self) -> int:
+        """How many unconstrained numbers it has."""
+        return math.prod(self.unconstrained_shape)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnconstrainedSpace:
@@ -107,18 +112,21 @@ class UnconstrainedSpace:
 
     @property
     def size(self) -> int:
-        return sum(math.prod(site.unconstrained_shape) for site in self.sites)
+        return sum(site.size for site in self.sites)
 
     def split(
-        self, vectors: Float[Array, "*draws size"]
-    ) -> dict[str, Float[Array, "..."]]:
-        """The unconstrained value of every site, in each vector."""
+        self, vectors: Shaped[Array | np.ndarray, "*draws size"]
+    ) -> dict[str, Any]:
+        """The unconstrained value of every site, in each vector.
+
+        In NumPy where the vectors are, which compiles nothing.
+        """
         values, start = {}, 0
         for site in self.sites:
             shape = site.unconstrained_shape
-            stop = start + math.prod(shape)
+            stop = start + site.size
             part = vectors[..., start:stop]
-            values[site.name] = part.reshape(*part.shape[:-1], *shape)
+            values[site.name] = part.reshape((*part.shape[:-1], *shape))
             start = stop
         return values
 

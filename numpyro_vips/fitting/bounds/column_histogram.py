@@ -13,12 +13,12 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.fitting.bounds.bounds import NormPart
 from numpyro_vips.fitting.bounds.norm_histogram import (
     GRID_FACTOR,
     norm_grid,
     standing_bins,
 )
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Every so many edges of a grid of norms: a unit may be wrong by a small factor.

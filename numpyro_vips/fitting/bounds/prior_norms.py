@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.fitting.bounds.bounds import NormPart
 from numpyro_vips.fitting.bounds.norm_histogram import (
     LARGEST_NORM,
     SMALLEST_NORM,
     NoisyCounts,
 )
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph

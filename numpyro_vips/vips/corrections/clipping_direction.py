@@ -94,9 +94,7 @@ def _pull_of_mean(
     recentred: Collection[str],
 ) -> Pull:
     """A sum of rows over a number of rows that is public: it comes out short."""
-    linear = [
-        s for s in mine if sum(latent in factor.latents for latent, *_ in s.atoms) == 1
-    ]
+    linear = [s for s in mine if sum(x in factor.latents for x in s.latents) == 1]
     squares_are_public = all(s.release == "public" for s in mine if s not in linear)
     about_zero = not any(s.name in recentred for s in linear)
     if is_whole and squares_are_public and about_zero and len(mine) > len(linear):

@@ -261,7 +261,9 @@ class Reading:
         moments, num_rows = state.covariates, self._rows.num_rows
         if moments is None and self._regression is not None:
             there = Unclipped(dict(sums), state.noise_stddev)
-            found = self._globals.moments_of_features(state, there, self._regression)
+            found = self._globals.features.moments_of_features(
+                state, there, self._regression
+            )
             if found is not None:
                 features = self._rows.covariates_that_are_features
                 places = [0, *(1 + features[i][1] for i in range(len(features)))]
@@ -307,7 +309,9 @@ class Reading:
                 return means
             # Residuals of coefficients that noise has led astray would be as long as
             # these are, and what clipping takes off them has no end.
-            known = self._globals.known_coefficients(state, there, regression, means)
+            known = self._globals.features.known_coefficients(
+                state, there, regression, means
+            )
             return {**means, **known}
 
         return RowSimulation(

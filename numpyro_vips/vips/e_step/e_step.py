@@ -23,11 +23,8 @@ from numpyro_vips.vips.e_step.coordinates import (
     whole_factor,
 )
 from numpyro_vips.vips.e_step.element_updates import Elements, couples_elements
-from numpyro_vips.vips.e_step.local_quadrature import (
-    ENTROPY,
-    integrate,
-    integrated_latents,
-)
+from numpyro_vips.vips.e_step.integrated_latents import integrated_latents
+from numpyro_vips.vips.e_step.local_quadrature import ENTROPY, integrate
 from numpyro_vips.vips.e_step.shared_messages import with_shared_message
 from numpyro_vips.vips.program.named_arrays import (
     ByStatistic,

@@ -24,35 +24,42 @@ weights that are not negative, so they are those of a distribution wherever the 
 lie.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.families.family import Elementwise, Moments
 from numpyro_vips.conjugacy.families.logistic_auxiliaries import LogitsAuxiliary
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes, root_of
+from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes
 from numpyro_vips.vips.e_step.coordinates import (
     Given,
     by_coupling,
     copies_array,
     divided_by_weight,
     idle_quadratic,
-    locals_of,
+)
+from numpyro_vips.vips.e_step.integrated_latents import NUM_NODES, Integrated
+from numpyro_vips.vips.e_step.small_matrices import (
+    Matrix,
+    Point,
+    dot,
+    inverse_root,
+    lower_root,
+    matrix_of,
+    quadratic_form,
+    rounding_of,
+    solved,
+    square_of,
+    times,
 )
 from numpyro_vips.vips.program.expectations import BESIDE, natural_parameters
 from numpyro_vips.vips.program.named_arrays import LocalFactor
 
-# Nodes per dimension, by the number of dimensions: those that only say where the mass
-# is, and the last. `test_local_quadrature.py` shows how exact they are.
-NUM_NODES = {1: (9, 9, 15), 2: (7, 7, 9)}
 _NEWTON_STEPS = 10
 # Moments of a row's factor also hold its entropy, under this name.
 ENTROPY = "entropy"
@@ -61,65 +68,6 @@ ENTROPY = "entropy"
 # latents have beside it, which is far above rounding and far below all that matters.
 _LEAST_MOVED = 0.2
 _LEAST = 1e-3
-# Rounding errors of what is left where numbers cancel, in units of machine epsilon.
-_ROUNDING = 8.0
-
-_Point = Float[Array, " dim"]
-_Matrix = Float[Array, "dim dim"]
-
-
-class Integrated(NamedTuple):
-    """Latents of a row that are integrated out, with what depends on them.
-
-    Attributes:
-      latents: Their Gaussian factor, of one or two coordinates.
-      auxiliaries: The factors of the auxiliary variables of their logits.
-    """
-
-    latents: PosteriorFactor
-    auxiliaries: tuple[PosteriorFactor, ...]
-
-
-def integrated_latents(
-    structure: Structure, terms: Sequence[Term]
-) -> tuple[Integrated, ...]:
-    """The latents of a row that are integrated out.
-
-    These are Gaussian factors of one or two coordinates, with the auxiliary variables
-    of logistic likelihoods as all that they act on among the row's latents, and these
-    on them alone.
-
-    Args:
-      structure: What was found in the model.
-      terms: The row's terms.
-    """
-    factors = {f.name: f for f in structure.posterior_factors_of("local")}
-    together = [locals_of(structure, term) for term in terms]
-    found = []
-    for factor in factors.values():
-        if not _is_small_block(structure, factor):
-            continue
-        beside = set().union(*(x for x in together if factor.name in x))
-        beside -= {factor.name}
-        auxiliaries = tuple(factors[name] for name in factors if name in beside)
-        known = beside | {factor.name}
-        if (
-            auxiliaries
-            and all(f.family.bounds_logits for f in auxiliaries)
-            and all(x <= known for x in together if x & beside)
-            and all(len(x & beside) < 2 for x in together)
-        ):
-            found.append(Integrated(factor, auxiliaries))
-    return tuple(found)
-
-
-def _is_small_block(structure: Structure, factor: PosteriorFactor) -> bool:
-    return (
-        factor.layout is not None
-        and factor.family.has_covariances
-        and int(np.prod(factor.shape)) == factor.layout.size <= max(NUM_NODES)
-        and all(structure.latents[name].weight is None for name in factor.latents)
-    )
 
 
 class _Logits(NamedTuple):
@@ -137,10 +85,10 @@ class _Logits(NamedTuple):
     linear: Float[Array, "dim logits"]
     quadratic: Float[Array, "dim dim logits"]
 
-    def at(self, z: _Point) -> Elementwise:
-        return {"x": self.constant + _quadratic(self.linear, self.quadratic, z)}
+    def at(self, z: Point) -> Elementwise:
+        return {"x": self.constant + quadratic_form(self.linear, self.quadratic, z)}
 
-    def slope(self, z: _Point) -> Float[Array, "dim logits"]:
+    def slope(self, z: Point) -> Float[Array, "dim logits"]:
         return jnp.stack(
             [
                 linear + 2.0 * sum(x * of for x, of in zip(z, row, strict=True))
@@ -148,13 +96,15 @@ class _Logits(NamedTuple):
             ]
         )
 
-    def change(self, z: _Point, step: _Point) -> Elementwise:
+    def change(self, z: Point, step: Point) -> Elementwise:
         """`at(z + step)` less `at(z)`, without taking two large numbers apart."""
-        return {"x": _quadratic(self.slope(z), self.quadratic, step)}
+        return {"x": quadratic_form(self.slope(z), self.quadratic, step)}
 
-    def weighed_quadratic(self, weight: Float[Array, " logits"]) -> _Matrix:
+    def weighed_quadratic(self, weight: Float[Array, " logits"]) -> Matrix:
         """The sum over the logits of a weight times the quadratic coefficients."""
-        return _matrix([[_dot(weight, each) for each in row] for row in self.quadratic])
+        return matrix_of(
+            [[dot(weight, each) for each in row] for row in self.quadratic]
+        )
 
 
 class _Target(NamedTuple):
@@ -165,18 +115,18 @@ class _Target(NamedTuple):
       logits: The auxiliary factors.
     """
 
-    linear: _Point
-    quadratic: _Matrix
+    linear: Point
+    quadratic: Matrix
     logits: tuple[_Logits, ...]
 
-    def slope(self, z: _Point) -> _Point:
-        slope = self.linear + 2.0 * _times(self.quadratic, z)
+    def slope(self, z: Point) -> Point:
+        slope = self.linear + 2.0 * times(self.quadratic, z)
         for one in self.logits:
             weight = one.copies * one.family.moments(one.at(z))["x"]
-            slope += jnp.stack([_dot(weight, each) for each in one.slope(z)])
+            slope += jnp.stack([dot(weight, each) for each in one.slope(z)])
         return slope
 
-    def bound(self, z: _Point) -> _Matrix:
+    def bound(self, z: Point) -> Matrix:
         """The quadratic coefficients of the bound on log q that is tight at z.
 
         In the bound every logistic factor is replaced by its Gaussian one at z, so it
@@ -189,7 +139,7 @@ class _Target(NamedTuple):
         return quadratic
 
     def change(
-        self, z: _Point, slope: _Point, bound: _Matrix, step: _Point
+        self, z: Point, slope: Point, bound: Matrix, step: Point
     ) -> Float[Array, ""]:
         """By how much log q grows from z to z + step.
 
@@ -201,20 +151,20 @@ class _Target(NamedTuple):
           slope, bound: `slope(z)` and `bound(z)`.
           step: The step, (dim,).
         """
-        total = _quadratic(slope, bound, step)
+        total = quadratic_form(slope, bound, step)
         for one in self.logits:
             lost = one.family.divergence(one.at(z), one.change(z, step))
-            total += _dot(one.copies, lost)
+            total += dot(one.copies, lost)
         return total
 
-    def precision(self, z: _Point, bound: _Matrix) -> _Matrix:
+    def precision(self, z: Point, bound: Matrix) -> Matrix:
         """Minus the second derivatives, and positive on the diagonal."""
         total = -2.0 * bound
         for one in self.logits:
             slope = one.slope(z)
             weight = one.copies * one.family.variance(one.at(z))
-            total -= _matrix([[_dot(weight * a, b) for b in slope] for a in slope])
-        least = -2.0 * _rounding(bound) * bound
+            total -= matrix_of([[dot(weight * a, b) for b in slope] for a in slope])
+        least = -2.0 * rounding_of(bound) * bound
         for i in range(len(z)):
             total = total.at[i, i].max(least[i, i])
         return total
@@ -248,21 +198,21 @@ def integrate(
     mode = _mode(target)
     slope, bound = target.slope(mode), target.bound(mode)
 
-    def change_to(step: _Point) -> Float[Array, ""]:
+    def change_to(step: Point) -> Float[Array, ""]:
         return target.change(mode, slope, bound, step)
 
     middle = jnp.zeros_like(mode)
-    root = _inverse_root(target.precision(mode, bound))
+    root = inverse_root(target.precision(mode, bound))
     *moves, last = NUM_NODES[size]
     for number in moves:
         nodes = _Nodes.about(middle, root, number)
         middle, covariance = nodes.moments(nodes.shares(nodes.each(change_to)))
-        root = _root(covariance + _LEAST_MOVED**2 * _square(root))
+        root = lower_root(covariance + _LEAST_MOVED**2 * square_of(root))
     nodes = _Nodes.about(middle, root, last)
     change = nodes.each(change_to)
     shares = nodes.shares(change)
     middle, covariance = nodes.moments(shares)
-    covariance += _LEAST**2 * _square(root)
+    covariance += _LEAST**2 * square_of(root)
     parameters = {
         "loc": (mode + middle).reshape(factor.shape),
         "covariance_matrix": covariance.reshape((*factor.shape, size)),
@@ -282,7 +232,7 @@ def integrate(
             BESIDE[2]: jnp.moveaxis(expected.with_pairs, -1, 0).reshape(
                 (*shape, *factor.shape, size)
             ),
-            ENTROPY: _dot(logits.copies, expected.entropy),
+            ENTROPY: dot(logits.copies, expected.entropy),
         }
         found[auxiliary.name] = moments, {"x": expected.natural.reshape(shape)}
     return found
@@ -301,7 +251,7 @@ class _Expected(NamedTuple):
 
 def _expected(
     logits: _Logits,
-    mode: _Point,
+    mode: Point,
     nodes: "_Nodes",
     shares: Float[Array, " nodes"],
     *,
@@ -310,7 +260,7 @@ def _expected(
     """Means over the nodes, which are steps from the mode."""
     family, start = logits.family, logits.at(mode)["x"]
 
-    def at_node(step: _Point, share: Float[Array, ""]) -> _Expected:
+    def at_node(step: Point, share: Float[Array, ""]) -> _Expected:
         natural = {"x": start + logits.change(mode, step)["x"]}
         moments = family.moments(natural)
         entropy = family.log_normalizer(natural) - natural["x"] * moments["x"]
@@ -346,7 +296,7 @@ class _Nodes(NamedTuple):
     log_weights: Float[Array, " nodes"]
 
     @classmethod
-    def about(cls, middle: _Point, root: _Matrix, number: int) -> Self:
+    def about(cls, middle: Point, root: Matrix, number: int) -> Self:
         """Nodes and weights of quadrature under a Normal.
 
         Args:
@@ -364,14 +314,14 @@ class _Nodes(NamedTuple):
         return cls(jnp.stack(steps, -1), jnp.asarray(log_weights + log_volume))
 
     def each(
-        self, function: Callable[[_Point], Float[Array, ""]]
+        self, function: Callable[[Point], Float[Array, ""]]
     ) -> Float[Array, " nodes"]:
         """A function's value at every node."""
         return jax.lax.map(function, self.steps)
 
     def total(
         self,
-        function: Callable[[_Point, Float[Array, ""]], _Expected],
+        function: Callable[[Point, Float[Array, ""]], _Expected],
         shares: Float[Array, " nodes"],
     ) -> _Expected:
         """The sum over all nodes of a function of a node and of its share."""
@@ -390,11 +340,11 @@ class _Nodes(NamedTuple):
     def log_integral(self, log_density: Float[Array, " nodes"]) -> Float[Array, ""]:
         return jax.nn.logsumexp(log_density + self.log_weights)
 
-    def moments(self, shares: Float[Array, " nodes"]) -> tuple[_Point, _Matrix]:
+    def moments(self, shares: Float[Array, " nodes"]) -> tuple[Point, Matrix]:
         """Mean and covariance of the nodes, each with its share: (dim,), (dim, dim)."""
         mean = jnp.stack([jnp.sum(shares * x) for x in self.steps.T])
         away = [x - middle for x, middle in zip(self.steps.T, mean, strict=True)]
-        return mean, _matrix([[jnp.sum(shares * a * b) for b in away] for a in away])
+        return mean, matrix_of([[jnp.sum(shares * a * b) for b in away] for a in away])
 
 
 def _target(given: Given, integrated: Integrated, terms: Sequence[Term]) -> _Target:
@@ -439,7 +389,7 @@ def _logits(
     copies = copies_array(auxiliary, structure.latents, given.arrays)
     assert copies is not None
 
-    def natural(x: _Point, xx: _Matrix) -> Float[Array, " logits"]:
+    def natural(x: Point, xx: Matrix) -> Float[Array, " logits"]:
         moments: Moments = {
             "x": x.reshape(factor.shape),
             "xx": xx.reshape((*factor.shape, factor.shape[-1])),
@@ -461,7 +411,7 @@ def _logits(
     )
 
 
-def _mode(target: _Target) -> _Point:
+def _mode(target: _Target) -> Point:
     """About where log q is largest, by Newton's method.
 
     A step of Newton's that gains less than the bound at the place before promises is
@@ -469,82 +419,22 @@ def _mode(target: _Target) -> _Point:
     from wherever it starts.
     """
 
-    def step(_: int, z: _Point) -> _Point:
+    def step(_: int, z: Point) -> Point:
         slope, bound = target.slope(z), target.bound(z)
-        by_bound = _solve(-2.0 * bound, slope)
+        by_bound = solved(-2.0 * bound, slope)
         promised = 0.5 * sum(slope * by_bound)
-        newton = _solve(target.precision(z, bound), slope)
+        newton = solved(target.precision(z, bound), slope)
         gained = target.change(z, slope, bound, newton)
         return z + jnp.where(gained >= promised, newton, by_bound)
 
     return jax.lax.fori_loop(0, _NEWTON_STEPS, step, _start(target))
 
 
-def _start(target: _Target) -> _Point:
+def _start(target: _Target) -> Point:
     """Where the bound is largest with auxiliary variables at a neutral value."""
     linear, quadratic = target.linear, target.quadratic
     for one in target.logits:
         neutral = one.copies * one.family.neutral_moments(one.copies.shape)["x"]
-        linear += jnp.stack([_dot(neutral, each) for each in one.linear])
+        linear += jnp.stack([dot(neutral, each) for each in one.linear])
         quadratic += one.weighed_quadratic(neutral)
-    return _solve(-2.0 * quadratic, linear)
-
-
-# --- vectors and matrices of one or two rows ------------------------------------------
-# Written out by coordinates: products of small matrices would take most of the time.
-
-
-def _dot(a: Float[Array, " logits"], b: Float[Array, " logits"]) -> Float[Array, ""]:
-    return jnp.vdot(a, b, precision="highest")
-
-
-def _quadratic(
-    linear: Float[Array, "dim ..."],
-    quadratic: Float[Array, "dim dim ..."],
-    z: _Point,
-) -> Float[Array, "..."]:
-    """⟨linear, z⟩ + zᵀ quadratic z."""
-    total = jnp.zeros(linear.shape[1:], linear.dtype)
-    for i, j in itertools.product(range(len(z)), repeat=2):
-        total += (z[i] * z[j]) * quadratic[i, j]
-    for i in range(len(z)):
-        total += z[i] * linear[i]
-    return total
-
-
-def _matrix(rows: Sequence[Sequence[Any]]) -> _Matrix:
-    return jnp.stack([jnp.stack(row) for row in rows])
-
-
-def _times(matrix: _Matrix, vector: _Point) -> _Point:
-    return jnp.stack([sum(row * vector) for row in matrix])
-
-
-def _root(matrix: _Matrix) -> _Matrix:
-    """The Cholesky factor, of a matrix that rounding may have made singular."""
-    least = _rounding(matrix)
-    return root_of(matrix, lambda left, whole: jnp.maximum(left, least * whole))
-
-
-def _rounding(array: Float[Array, "..."]) -> float:
-    """The share of a number below which what is left of it may be rounding."""
-    return _ROUNDING * float(jnp.finfo(array.dtype).eps)
-
-
-def _inverse_root(matrix: _Matrix) -> _Matrix:
-    """R of the inverse R Rᵀ: the inverse of the transposed Cholesky factor."""
-    root = _root(matrix)
-    if len(matrix) == 1:
-        return 1.0 / root
-    first, below, last = root[0, 0], root[1, 0], root[1, 1]
-    top = jnp.stack([1.0 / first, -below / (first * last)])
-    return jnp.stack([top, jnp.stack([jnp.zeros_like(first), 1.0 / last])])
-
-
-def _square(root: _Matrix) -> _Matrix:
-    """R Rᵀ."""
-    return _matrix([[sum(a * b) for b in root] for a in root])
-
-
-def _solve(matrix: _Matrix, vector: _Point) -> _Point:
-    return _times(_square(_inverse_root(matrix)), vector)
+    return solved(-2.0 * quadratic, linear)

@@ -1,7 +1,7 @@
 """The programs of the M-step: posteriors of the globals, from sums over rows."""
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,43 +13,31 @@ from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.vips.e_step.evidence_bound import bound_of_globals
-from numpyro_vips.vips.m_step import m_step, starts
+from numpyro_vips.vips.m_step import m_step, newton_targets, starts
 from numpyro_vips.vips.m_step.expected_curvature import expected_curvatures
-from numpyro_vips.vips.m_step.known_steps import known_part
 from numpyro_vips.vips.m_step.newton_posterior import Natural, shares_of_rows
+from numpyro_vips.vips.m_step.sums_of_features import SumsOfFeatures
 from numpyro_vips.vips.posterior.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program.expectations import expected_natural_of
-from numpyro_vips.vips.program.feature_detection import (
-    weight_of_features,
-    weight_of_intercepts,
-)
-from numpyro_vips.vips.program.features import Standardisation
 from numpyro_vips.vips.program.named_arrays import (
-    Means,
     MomentsByFactor,
     NewByStatistic,
     NewMeans,
     NewMomentsByFactor,
     NewSums,
-    as_rows_know,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.row_statistics import as_block
+from numpyro_vips.vips.row_sums.released_blocks import as_block
 from numpyro_vips.vips.steps.newton_steps import Target, as_targets
 from numpyro_vips.vips.steps.released_sums import Unclipped
 from numpyro_vips.vips.steps.state import (
     InDouble,
     VipsState,
     as_arrays,
+    frames_at,
     in_double,
-    is_noisy,
 )
-from numpyro_vips.vips.units.frames import Frame, frames_of
-from numpyro_vips.vips.units.whitening import of_the_same_size, zero_origins
-
-# How many times its noise a direction needs for coefficients that rows are simulated
-# with: noise in these is made up for as if it were rows'.
-_WELL_KNOWN = 3.0
+from numpyro_vips.vips.units.frames import Frame
 
 
 @functools.partial(jit_unoptimized, static_argnums=0)
@@ -71,18 +59,22 @@ class GlobalPrograms:
       max_sweeps: See `m_step.update_globals`.
       noise_by_entry: Whether some noise will be given by entry. Then all of it is
         brought into this form, so that one program is compiled.
+
+    Attributes:
+      features: What sums say of features.
     """
 
     def __init__(
         self, program: ConjugateProgram, max_sweeps: int, *, noise_by_entry: bool
     ):
         self.program = program
+        self.features = SumsOfFeatures(program)
         self._noise_by_entry = noise_by_entry
         self.max_sweeps = max_sweeps
         # Kept, as a fit starts twice: default clipping norms are read off a start too.
         self._start = jit_unoptimized(functools.partial(starts.start, program))
         self._newton_targets = jit_unoptimized(
-            functools.partial(m_step.newton_targets, program)
+            functools.partial(newton_targets.newton_targets, program)
         )
         self._update_globals = jit_of_globals(
             functools.partial(m_step.update_globals, program)
@@ -188,7 +180,7 @@ class GlobalPrograms:
           sums: The sums, and their noise.
           moments: Of the globals; by default those of the state.
           about: By factor, where rows were asked; by default the state's centre.
-          gain: See `m_step.newton_targets`.
+          gain: See `newton_targets`.
         """
         centre = self.centre_in(state, state.centre if about is None else about)
         frames = self.frames_of(state)
@@ -235,7 +227,9 @@ class GlobalPrograms:
         statistics; of those of which one was released."""
         num_rows = self.program.graph.arguments.public_num_rows
         found = {}
-        for name, (curvature, noise_stddev) in self.first_curvature(state).items():
+        for name, (curvature, noise_stddev) in self.features.first_curvature(
+            state
+        ).items():
             features = self.program.features.get(name)
             found[name] = expected_curvatures(
                 curvature,
@@ -246,23 +240,9 @@ class GlobalPrograms:
             )
         return found
 
-    def first_curvature(
-        self, state: VipsState
-    ) -> dict[str, tuple[Float64[np.ndarray, "..."], Float64[np.ndarray, "..."]]]:
-        """By factor that takes Newton steps, the curvature as it was released first,
-        with coefficients near zero, and the noise in it; empty if it was not."""
-        if state.first_curvature is None:
-            return {}
-        sums = Unclipped(
-            {**state.statistics, **state.first_curvature.statistics},
-            {**state.noise_stddev, **state.first_curvature.noise_stddev},
-        )
-        return self._products(state, sums, tuple(sorted(self.program.structure.newton)))
-
     def frames_of(self, state: VipsState) -> dict[str, Frame]:
         """The coordinates in which the statistics of a state were taken."""
-        origins = zero_origins(state.standards, state.origins, state.centre)
-        return frames_of(self.program.features, origins, state.standards)
+        return frames_at(self.program, state)
 
     def centre_in(
         self, state: VipsState, centre: Mapping[str, Float64[np.ndarray, "..."]]
@@ -307,183 +287,6 @@ class GlobalPrograms:
             return {s.name: as_block(s, natural[s.name]) for s in structure.statistics}
 
         return jit_unoptimized(blocks)
-
-    def standards(
-        self, state: VipsState, sums: Unclipped, names: Collection[str]
-    ) -> dict[str, Standardisation]:
-        """What sums say of how to standardise the features of some factors.
-
-        Args:
-          state: How they were standardised for the sums.
-          sums: The sums, and their noise.
-          names: The factors. In those that take Newton steps each feature keeps its
-            size; see `whitening`.
-        """
-        program, chosen = self.program, tuple(sorted(names & state.standards.keys()))
-        if not chosen:
-            return {}
-        standards = {}
-        for name, of_rows in self._products(state, sums, chosen).items():
-            moments, noise_stddev = of_rows
-            features, before = program.features[name], state.standards[name]
-            standard = features.standardisation(
-                before,
-                moments,
-                noise_stddev,
-                self._squared_intercepts(name, state.moments),
-            )
-            if name in program.structure.newton:
-                standard = of_the_same_size(
-                    features,
-                    state.first_standards[name],
-                    before,
-                    standard,
-                    moments,
-                    noise_stddev,
-                    alone=self._alone(name),
-                )
-            standards[name] = standard.as_rows_know()
-        return standards
-
-    def _alone(self, name: str) -> list[int]:
-        """The features of a factor that are multiplied by a latent of their own."""
-        layout = self.program.structure.posterior_factors[name].layout
-        assert layout is not None
-        of_latents = map(layout.places, layout.shapes)
-        single = {own[0] for own in of_latents if len(own) == 1}
-        places = self.program.features[name].places
-        return [index for index, place in enumerate(places) if place in single]
-
-    def known_origins(
-        self, state: VipsState, sums: Unclipped, places: InDouble
-    ) -> dict[str, Float64[np.ndarray, "..."]]:
-        """The points about which statistics are taken next, by recentred factor.
-
-        They are where the globals are. Of a regression's coefficients under a flat
-        prior they are only as far from the last points as noise lets it be known, see
-        `known_steps`: under a proper one the prior holds them.
-
-        Args:
-          state: About which points the sums were taken.
-          sums: The sums, and their noise.
-          places: Moments of the globals.
-        """
-        origins = {name: places[name]["x"] for name in state.origins}
-        structure = self.program.structure
-        flat = sorted(origins.keys() & self.program.features.keys() & structure.flat)
-        chosen = tuple(
-            name for name in flat if len(structure.posterior_factors[name].shape) == 1
-        )
-        if chosen and is_noisy(state.noise_stddev):
-            for name in chosen:
-                origins[name] = self._known_place(state, sums, name, origins[name])
-        return {name: as_rows_know(place) for name, place in origins.items()}
-
-    def _known_place(
-        self,
-        state: VipsState,
-        sums: Unclipped,
-        name: str,
-        place: Float64[np.ndarray, " size"],
-        margin: float = 1.0,
-    ) -> Float64[np.ndarray, " size"]:
-        """Coefficients, only as far from the origin as noise lets them be known."""
-        frames = self.frames_of(state)
-        if name not in frames:
-            return place
-        products, noise_stddev = self._products(state, sums, (name,))[name]
-        step = frames[name].place_in(place)
-        known = known_part(step, products, noise_stddev, margin=margin)
-        return frames[name].place_from(known)
-
-    def known_coefficients(
-        self, state: VipsState, sums: Unclipped, name: str, means: Means
-    ) -> NewMeans:
-        """The means of a regression's coefficients by latent, as far as they are known.
-
-        Args:
-          state: About which points the sums were taken.
-          sums: The sums, and their noise.
-          name: The factor, with a single vector of coefficients.
-          means: Those of all globals, see `means_of_latents`.
-        """
-        layout = self.program.structure.posterior_factors[name].layout
-        assert layout is not None
-        mean = np.zeros(layout.size)
-        for latent in layout.shapes:
-            mean[layout.span(latent)] = np.ravel(means[latent])
-        place = self._known_place(state, sums, name, mean, _WELL_KNOWN)
-        return {
-            latent: place[layout.span(latent)].reshape(shape)
-            for latent, shape in layout.shapes.items()
-        }
-
-    def moments_of_features(
-        self, state: VipsState, sums: Unclipped, name: str
-    ) -> Float64[np.ndarray, "one_more one_more"] | None:
-        """What sums say of the mean of (1, x)(1, x)ᵀ over rows, x being features.
-
-        Args:
-          state: How they were standardised for the sums.
-          sums: The sums, and their noise.
-          name: A factor, with a single vector of coefficients.
-
-        Returns:
-          It, of features as they are. Without intercepts the sums say nothing of means,
-          which are zero then. None if rows have weights of their own.
-        """
-        program, features = self.program, self.program.features[name]
-        of_row = weight_of_features(
-            program.structure, name, features, program.row_terms, state.moments
-        )
-        if not of_row or not of_row > 0:
-            return None
-        products, _ = self._products(state, sums, (name,))[name]
-        second = products / (of_row * program.graph.arguments.public_num_rows)
-        places = [*features.places]
-        moments = np.eye(len(places) + 1)
-        if features.constant:
-            means = second[np.ix_([*features.constant], places)].sum(0)
-            moments[0, 1:] = moments[1:, 0] = means
-        moments[1:, 1:] = second[np.ix_(places, places)]
-        back = np.eye(len(places) + 1)
-        if name in state.standards:
-            back[1:, 1:] = np.linalg.inv(state.standards[name].matrix)
-            back[1:, 0] = state.standards[name].means
-        return back @ moments @ back.T
-
-    def _squared_intercepts(self, name: str, moments: InDouble) -> float | None:
-        """What they add up to over all rows, where that is public; of a factor."""
-        program = self.program
-        if not program.features[name].constant:
-            return None
-        terms = program.row_terms
-        of_row = weight_of_intercepts(
-            program.structure, name, program.features[name], terms, moments
-        )
-        num_rows = program.graph.arguments.public_num_rows
-        return None if of_row is None else num_rows * of_row
-
-    def _products(
-        self, state: VipsState, sums: Unclipped, names: tuple[str, ...]
-    ) -> dict[str, tuple[Float64[np.ndarray, "..."], Float64[np.ndarray, "..."]]]:
-        """By factor, the products of what coordinates are multiplied by, and the noise.
-
-        See `m_step.second_moments`.
-        """
-        with double_precision():
-            found = self._second_moments(
-                sums.statistics, sums.noise_stddev, state.moments, names=names
-            )
-        return {
-            name: (np.asarray(products), np.asarray(noise_stddev))
-            for name, (products, noise_stddev) in found.items()
-        }
-
-    @functools.cached_property
-    def _second_moments(self) -> Any:
-        second_moments = functools.partial(m_step.second_moments, self.program)
-        return jit_unoptimized(second_moments, static_argnames="names")
 
     def evidence_bound(self, state: VipsState) -> float:
         """The part of the evidence bound that is the globals' own."""

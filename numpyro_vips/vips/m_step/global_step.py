@@ -13,11 +13,11 @@ from jaxtyping import Float, Float64
 
 from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
-from numpyro_vips.vips.m_step.m_step import largest_change
+from numpyro_vips.vips.m_step.sweeps import largest_change
 from numpyro_vips.vips.program.named_arrays import InDouble, NewSums, Sums, as_rows_know
 from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.row_sums.released_blocks import with_repeats
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
-from numpyro_vips.vips.row_sums.row_statistics import with_repeats
 from numpyro_vips.vips.steps.convergence import Trail
 from numpyro_vips.vips.steps.drift import drift_of
 from numpyro_vips.vips.steps.newton_steps import Target, Way, step_from
@@ -96,7 +96,9 @@ class GlobalStep:
             },
             {**state.noise_stddev, **noise},
         )
-        found = self._on_globals.standards(state, sums, self._roles.whitened_factors)
+        found = self._on_globals.features.standards(
+            state, sums, self._roles.whitened_factors
+        )
         standards = {**state.standards, **found}
         return state._replace(standards=standards, next_standards=standards)
 
@@ -299,7 +301,7 @@ class GlobalStep:
         Args:
           state: What is known of the way to where rows were asked last.
           about: Where they were asked last.
-          targets: See `m_step.newton_targets`.
+          targets: See `newton_targets`.
           moments: Those of the posterior.
           step_size: The step's weight in the average over all steps.
         """

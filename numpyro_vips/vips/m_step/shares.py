@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.families.family import Moments, NewMoments
-from numpyro_vips.conjugacy.families.positive_matrices import times
+from numpyro_vips.conjugacy.families.positive_matrices import symmetric_part, times
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure
@@ -20,7 +20,8 @@ from numpyro_vips.vips.program.expectations import (
     natural_parameters,
 )
 from numpyro_vips.vips.program.named_arrays import ByStatistic, MomentsByFactor
-from numpyro_vips.vips.row_sums.row_statistics import from_block, with_repeats
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.row_sums.released_blocks import from_block, with_repeats
 
 
 def share_of_prior(
@@ -154,3 +155,27 @@ def moments_of(
         array = jnp.asarray(forms.constant_array(weight))
         natural = divided_by_weight(natural, array, factor.family)
     return factor.family.moments(natural)
+
+
+def second_moments(
+    program: ConjugateProgram,
+    statistics: ByStatistic,
+    noise_stddev: Mapping[str, Float[Array, "..."]],
+    moments: MomentsByFactor,
+    names: Sequence[str],
+) -> dict[str, tuple[Float[Array, "..."], Float[Array, "..."]]]:
+    """Of each of these factors, Σ ψψᵀ times a number, and the noise in it.
+
+    ψ is what a row multiplies each coordinate by. See `GlobalInputs`.
+    """
+    structure, found = program.structure, {}
+    for name in names:
+        factor = structure.posterior_factors[name]
+        share, noise = released_share(
+            structure, factor, statistics, noise_stddev, moments
+        )
+        found[name] = (
+            -2.0 * symmetric_part(share["xx"]),
+            2.0 * symmetric_part(noise["xx"]),
+        )
+    return found

@@ -26,13 +26,11 @@ from numpyro_vips.conjugacy.algebra.terms import (
     labels_of,
 )
 from numpyro_vips.conjugacy.families.family import Moments, NewMoments
+from numpyro_vips.conjugacy.structure.geometry import Entry
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.released_statistics import labels_in
 from numpyro_vips.conjugacy.structure.statistic import Statistic
-from numpyro_vips.conjugacy.structure.structure import (
-    Structure,
-    statistic_name,
-)
+from numpyro_vips.conjugacy.structure.structure import Structure, statistic_name
 from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.vips.program.named_arrays import (
     AnyMoments,
@@ -142,6 +140,18 @@ def binding(structure: Structure, term: Term) -> tuple[Statistic, Labels] | None
         if labels is not None:
             return statistic, labels
     raise AssertionError("every row term has a statistic")
+
+
+def terms_by_statistic(
+    structure: Structure, terms: Sequence[Term]
+) -> dict[str, list[Entry]]:
+    """The terms of each statistic that has any."""
+    by_statistic: dict[str, list[Entry]] = {}
+    for term in terms:
+        found = binding(structure, term)
+        if found is not None:
+            by_statistic.setdefault(found[0].name, []).append((term, found[1]))
+    return by_statistic
 
 
 def expected_natural_operand(

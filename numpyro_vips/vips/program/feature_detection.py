@@ -9,13 +9,13 @@ the model itself bounds are left alone, for proofs of sensitivity may rest on th
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float64, Shaped
+from jaxtyping import Float64
 
 from numpyro_vips.conjugacy.algebra.terms import (
     Atom,
@@ -23,7 +23,6 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Label,
     Labels,
     OneHot,
-    Slot,
     Term,
     is_public,
     range_of,
@@ -31,22 +30,23 @@ from numpyro_vips.conjugacy.algebra.terms import (
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.jax_tools.precision import double_precision
-from numpyro_vips.vips.program.expectations import moment_operands
 from numpyro_vips.vips.program.features import Features, Standardisation
 from numpyro_vips.vips.program.named_arrays import AnyMoments
-
-# By token, what the slots of a row's terms stand for, outside of JAX.
-Numbers = Mapping[int | str, Shaped[np.ndarray, "..."]]
-NewNumbers = dict[int | str, Shaped[np.ndarray, "..."]]
-# The expectation of each of some terms.
-Expectations = Float64[np.ndarray, " terms"]
+from numpyro_vips.vips.program.random_trials import (
+    TOLERANCE,
+    TRIALS,
+    Expectations,
+    NewNumbers,
+    Numbers,
+    agree,
+    expectations_of,
+    moments_at,
+    random_moments,
+    random_numbers,
+)
 
 # Features of one block beyond which they stay as they are.
 _MOST_FEATURES = 200
-# How nearly two polynomials must agree, as a share of the numbers that are added up.
-_TOLERANCE = 1e-9
-# How often that is tried, where indices and labels of rows are drawn, too.
-_TRIALS = 3
 
 
 def find_features(structure: Structure, terms: Sequence[Term]) -> dict[str, Features]:
@@ -76,7 +76,7 @@ def _candidates(
         latent
         for statistic in structure.statistics
         if statistic.diagonal is not None
-        for latent, *_ in statistic.atoms
+        for latent in statistic.latents
     }
     # Of numbers whose squares are these numbers others would not be.
     if layout is None or not factor.family.has_covariances:
@@ -228,8 +228,8 @@ def _may_be_standardised(
     count = len(features.places)
     means = rng.normal(size=count) if features.constant else np.zeros(count)
     tried = Standardisation(means, rng.normal(size=(count, count)) + 2 * np.eye(count))
-    numbers = _random_numbers(terms, rng)
-    moments = _random_moments(structure, rng)
+    numbers = random_numbers(terms, rng)
+    moments = random_moments(structure, rng)
     point = rng.normal(size=factor.shape)
     matrix = features.to_coefficients(tried, factor.shape[-1])
     there = np.linalg.solve(matrix, point[..., None])[..., 0]
@@ -240,76 +240,10 @@ def _may_be_standardised(
     def values(
         numbers: Numbers, place: Float64[np.ndarray, "*batch size"]
     ) -> Expectations:
-        given = {**moments, name: _moments_at(place)}
-        return _values(structure, terms, numbers, given)
+        given = {**moments, name: moments_at(place)}
+        return expectations_of(structure, terms, numbers, given)
 
-    return _agree(values(numbers, point), values(after, there))
-
-
-def _moments_at(
-    place: Float64[np.ndarray, "*batch size"],
-) -> dict[str, Float64[np.ndarray, "..."]]:
-    """Those of a Gaussian block that is a point."""
-    return {"x": place, "xx": place[..., None] * place[..., None, :]}
-
-
-def is_shifted_unseen(
-    structure: Structure,
-    name: str,
-    direction: Float64[np.ndarray, " size"],
-    terms: Sequence[Term],
-) -> bool:
-    """Whether a row's terms are the same wherever a factor is along a direction.
-
-    That is tried at random numbers, and random moments of other latents.
-
-    Args:
-      structure: What was found in the model.
-      name: A Gaussian factor.
-      direction: In the block's coordinates.
-      terms: A row's terms, with slots.
-    """
-    rng = np.random.default_rng(3)
-    shape = structure.posterior_factors[name].shape
-    mine = structure.posterior_factors[name].latents
-    own = [term for term in terms if any(atom.latent in mine for atom in term.atoms)]
-    for _ in range(_TRIALS):
-        numbers = _random_numbers(own, rng)
-        moments = _random_moments(structure, rng)
-        place = rng.normal(size=shape)
-        before, after = (
-            _values(structure, own, numbers, {**moments, name: _moments_at(at)})
-            for at in (place, place + direction)
-        )
-        if not _agree(before, after):
-            return False
-    return True
-
-
-def are_equal(
-    structure: Structure,
-    first: Sequence[Term],
-    second: Sequence[Term],
-    with_products: Callable[[Mapping[Any, Any]], Mapping[Any, Any]],
-) -> bool:
-    """Whether two sums of terms are the same function of a row and of the latents.
-
-    Args:
-      structure: What was found in the model.
-      first: Terms in a row's constants.
-      second: Terms in these and in others that are made of them.
-      with_products: What adds those others to a row's constants, by token.
-    """
-    rng = np.random.default_rng(1)
-    for _ in range(_TRIALS):
-        numbers = _random_numbers(first, rng)
-        moments = _random_moments(structure, rng)
-        with double_precision():
-            more = jax.tree.map(np.asarray, dict(with_products(numbers)))
-        before = _values(structure, first, numbers, moments)
-        if not _agree(before, _values(structure, second, more, moments)):
-            return False
-    return True
+    return agree(values(numbers, point), values(after, there))
 
 
 def weight_of_intercepts(
@@ -389,92 +323,15 @@ def _squares_at(
         if sum(atom.latent in factor.latents for atom in term.atoms) == 2
     ]
     rng = np.random.default_rng(2)
-    for _ in range(_TRIALS):
-        numbers = _random_numbers(squares, rng)
-        given = {**_random_moments(structure, rng), **moments, name: own}
-        value = _values(structure, squares, numbers, given).sum()
+    for _ in range(TRIALS):
+        numbers = random_numbers(squares, rng)
+        given = {**random_moments(structure, rng), **moments, name: own}
+        value = expectations_of(structure, squares, numbers, given).sum()
         yield numbers, -2.0 * float(value)
 
 
 def _if_alike(values: Sequence[float]) -> float | None:
     """The first of some numbers, if they are all the same up to rounding."""
-    if max(values) - min(values) > _TOLERANCE * max(map(abs, values)):
+    if max(values) - min(values) > TOLERANCE * max(map(abs, values)):
         return None
     return float(values[0])
-
-
-def _values(
-    structure: Structure,
-    terms: Sequence[Term],
-    numbers: Numbers,
-    moments: Mapping[str, AnyMoments],
-) -> Expectations:
-    """The expectation of each term."""
-    return np.array(
-        [_value(structure, term.filled(numbers), moments) for term in terms]
-    )
-
-
-def _agree(first: Expectations, second: Expectations) -> bool:
-    """Whether two sums are the same up to rounding."""
-    size = np.abs(first).sum() + np.abs(second).sum()
-    return bool(abs(first.sum() - second.sum()) <= _TOLERANCE * size)
-
-
-def _value(
-    structure: Structure, term: Term, moments: Mapping[str, AnyMoments]
-) -> float:
-    """The expectation of a term; in NumPy, as compiling it would take longer."""
-    operands: list[tuple[np.ndarray, Labels]] = []
-    for factor in term.constants:
-        array, labels = np.asarray(factor.array), factor.labels
-        if isinstance(factor, OneHot):
-            size = factor.target.size
-            array = np.eye(size + 1)[:, :size][array]  # Of -1 there is none.
-            labels = (*labels, factor.target)
-        operands.append((array, labels))
-    for operand in moment_operands(structure, term, moments, role=None):
-        assert not isinstance(operand, OneHot)
-        array, labels = operand
-        operands.append((np.asarray(array), labels))
-    number: dict[Label, int] = {}
-    inputs = [
-        part
-        for array, labels in operands
-        for part in (array, [number.setdefault(x, len(number)) for x in labels])
-    ]
-    # A label that stands nowhere is summed over all the same.
-    missing = math.prod(x.size for x in term.bound if x not in number)
-    total = np.einsum(*inputs, []) if inputs else 1.0
-    return term.scale * missing * float(total)
-
-
-def _random_numbers(terms: Sequence[Term], rng: np.random.Generator) -> NewNumbers:
-    """Numbers for the slots of terms, of the kinds that these may hold."""
-    found: NewNumbers = {}
-    for factor in (f for term in terms for f in term.constants):
-        slot = factor.array
-        if not isinstance(slot, Slot) or slot.token in found:
-            continue
-        if isinstance(factor, OneHot):
-            numbers = rng.integers(0, factor.target.size, slot.shape)
-        elif factor.branch is not None or not jnp.issubdtype(slot.dtype, jnp.floating):
-            numbers = rng.integers(0, 2, slot.shape)
-        else:
-            numbers = rng.normal(size=slot.shape)
-        is_real = jnp.issubdtype(slot.dtype, jnp.floating)
-        found[slot.token] = np.asarray(numbers, float if is_real else slot.dtype)
-    return found
-
-
-def _random_moments(
-    structure: Structure, rng: np.random.Generator
-) -> dict[str, dict[str, Float64[np.ndarray, "..."]]]:
-    """Moments of all factors; those of a pair of latents are symmetric."""
-    found = {}
-    for factor in structure.posterior_factors.values():
-        shapes = factor.family.moment_shapes(factor.shape)
-        found[factor.name] = {
-            name: rng.uniform(0.5, 1.5, shape) for name, shape in shapes.items()
-        }
-    return found

@@ -45,11 +45,11 @@ from numpyro_vips.conjugacy.structure.row_constants import (
 from numpyro_vips.conjugacy.structure.structure import Structure, normal_terms
 from numpyro_vips.vips.program.feature_detection import (
     NO_TOKEN,
-    are_equal,
     entries_of,
     long_labels,
     picks_of,
 )
+from numpyro_vips.vips.program.random_trials import are_equal
 
 # A latent, and which of its entries public indices pick.
 _Key = tuple[str, tuple[tuple[int, ...], ...]]

@@ -2,7 +2,7 @@
 
 The model was interpreted when it was compiled. Its terms are kept with slots in the
 place of what a row brings, and the program that makes a row's constants stands beside
-them. `e_step` solves for a row's latents, `row_statistics` has the norm of what a row
+them. `e_step` solves for a row's latents, `row_norms` has the norm of what a row
 contributes, `bounded_sum` adds clipped contributions up, and `m_step` is about the
 globals.
 """

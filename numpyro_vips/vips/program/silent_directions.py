@@ -18,7 +18,7 @@ from jaxtyping import Float64
 
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.vips.program.feature_detection import is_shifted_unseen
+from numpyro_vips.vips.program.random_trials import is_shifted_unseen
 
 Direction = Float64[np.ndarray, " size"]
 # Latents of a block beyond which nobody looks.

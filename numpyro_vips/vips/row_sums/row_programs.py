@@ -18,7 +18,6 @@ from numpyro_vips.jax_tools.row_sums import (
     counts_in_bins,
     counts_of_parts,
     equal_chunks,
-    increasing_edges,
 )
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
@@ -40,13 +39,8 @@ from numpyro_vips.vips.program.named_arrays import (
     Rows,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import (
-    RowInputs,
-    bounded_sum,
-    columns_of_rows,
-    features_of_rows,
-    norms_of_rows,
-)
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.contributions import RowInputs
 from numpyro_vips.vips.row_sums.covariates import (
     MOST_COVARIATES,
     Places,
@@ -57,9 +51,12 @@ from numpyro_vips.vips.row_sums.covariates import (
     positive_covariates,
     units_of,
 )
-from numpyro_vips.vips.row_sums.row_statistics import (
-    additions_of_rows,
-    public_statistics,
+from numpyro_vips.vips.row_sums.public_statistics import public_statistics
+from numpyro_vips.vips.row_sums.scattered import additions_of_rows
+from numpyro_vips.vips.row_sums.sizes_of_rows import (
+    columns_of_rows,
+    features_of_rows,
+    norms_of_rows,
 )
 from numpyro_vips.vips.steps.state import VipsState, as_arrays
 from numpyro_vips.vips.units.feature_units import FeatureColumns
@@ -87,6 +84,9 @@ class RowPrograms:
       num_rows: Public number of rows.
       local_steps: Sweeps over the latents of a row.
       columns_of_features: By the name of a block, the features that are its columns.
+
+    Attributes:
+      norms, counts, column_counts: The methods below, compiled.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class RowPrograms:
         self._bounded_sum = jit_ahead(
             functools.partial(bounded_sum, program, sweeps=local_steps)
         )
-        self._row_norms = jit_unoptimized(self._norms_of_rows, static_argnums=2)
-        self._norm_counts = jit_ahead(self._counts_of_norms, static_argnums=(4, 5))
-        self._column_counts = jit_ahead(self._counts_of_columns)
+        self.norms = jit_unoptimized(self._norms, static_argnums=2)
+        self.counts = jit_ahead(self._counts, static_argnums=(4, 5))
+        self.column_counts = jit_ahead(self._column_counts)
         self._row_bounds = jax.jit(
             jax.vmap(
                 lambda natural, row: row_bound(program, natural, row, local_steps),
@@ -187,7 +187,7 @@ class RowPrograms:
 
     @functools.cached_property
     def additions(self) -> Mapping[str, int]:
-        """See `row_statistics.additions_of_rows`."""
+        """See `scattered.additions_of_rows`."""
         return additions_of_rows(self.program)
 
     @functools.cached_property
@@ -272,7 +272,7 @@ class RowPrograms:
         """Points of recentred factors, by latent in the latents' shapes."""
         return as_arrays({"x": by_latent(self.program.structure, points)})["x"]
 
-    def _inputs(self, state: VipsState) -> NormInputs:
+    def inputs(self, state: VipsState) -> NormInputs:
         """What norms of rows depend on beside the rows."""
         means = self._means(state.visited, state.next_origins, state.next_standards)
         units = {name: jax.device_put(of) for name, of in state.units.items()}
@@ -285,14 +285,7 @@ class RowPrograms:
         )
         return NormInputs(inputs, self.units_of_covariates(standards))
 
-    def row_norms(
-        self, state: VipsState, rows: Rows, names: Sequence[str]
-    ) -> dict[str, Float[np.ndarray, " rows"]]:
-        """Norms of each block, for rows that the caller may see."""
-        norms = self._row_norms(self._inputs(state), dict(rows), tuple(names))
-        return {name: np.asarray(norm) for name, norm in norms.items()}
-
-    def _norms_of_rows(
+    def _norms(
         self,
         inputs: NormInputs,
         rows: Rows,
@@ -313,32 +306,7 @@ class RowPrograms:
             )
         return norms
 
-    def norm_counts(
-        self,
-        state: VipsState,
-        rows: Mapping[str, Any],
-        mask: Any,
-        *,
-        parts: Mapping[str, Sequence[str]],
-        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
-        in_any_state: bool,
-    ) -> dict[str, Float64[np.ndarray, " _bins"]]:
-        """In how many of the chunk's rows each norm lies in which bin, not yet private.
-
-        See `abilities.ClippingNorms.norm_counts`.
-
-        Args:
-          state, rows, mask, parts, edges: See there.
-          in_any_state: See `norms_of_rows`.
-        """
-        names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
-        double = {part: increasing_edges(edges[part]) for part in parts}
-        found = self._norm_counts(
-            self._inputs(state), dict(rows), mask, double, names, in_any_state
-        )
-        return {name: np.asarray(counts) for name, counts in found.items()}
-
-    def _counts_of_norms(
+    def _counts(
         self,
         inputs: NormInputs,
         rows: Rows,
@@ -348,24 +316,10 @@ class RowPrograms:
         in_any_state: bool,
     ) -> dict[str, Float[Array, " _bins"]]:
         names = sorted({name for _, blocks in parts for name in blocks})
-        norms = self._norms_of_rows(inputs, rows, names, in_any_state)
+        norms = self._norms(inputs, rows, names, in_any_state)
         return counts_of_parts(norms, mask, parts, edges)
 
-    def column_counts(
-        self,
-        state: VipsState,
-        rows: Mapping[str, Any],
-        mask: Any,
-        *,
-        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
-    ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
-        """In how many of the chunk's rows each column lies in which bin, not yet
-        private; see `abilities.ColumnUnits.column_counts`."""
-        double = {name: increasing_edges(of) for name, of in edges.items()}
-        found = self._column_counts(self._inputs(state), dict(rows), mask, double)
-        return {name: np.asarray(counts) for name, counts in found.items()}
-
-    def _counts_of_columns(
+    def _column_counts(
         self,
         inputs: NormInputs,
         rows: Rows,

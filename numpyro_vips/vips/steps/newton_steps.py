@@ -99,7 +99,7 @@ class Target(NamedTuple):
 
 
 def as_targets(found: Mapping[str, Mapping[str, Array]]) -> dict[str, Target]:
-    """What `m_step.newton_targets` found, as NumPy's arrays of double precision."""
+    """What `newton_targets` found, as NumPy's arrays of double precision."""
     return {
         name: Target(**{key: np.asarray(array) for key, array in fields.items()})
         for name, fields in found.items()

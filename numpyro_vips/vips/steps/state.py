@@ -16,9 +16,12 @@ from numpyro_vips.vips.program.named_arrays import (
     NewMomentsByFactor,
     NewSums,
 )
+from numpyro_vips.vips.program.program import ConjugateProgram
 from numpyro_vips.vips.steps.convergence import Trail
 from numpyro_vips.vips.steps.newton_steps import Way
 from numpyro_vips.vips.steps.released_sums import AskedPlace, Bound, Unclipped
+from numpyro_vips.vips.units.frames import Frame, frames_of
+from numpyro_vips.vips.units.whitening import zero_origins
 
 
 class VipsState(NamedTuple):
@@ -119,3 +122,9 @@ def as_arrays(
     with np.errstate(over="ignore"):
         # Not by `jnp.asarray`, which compiles a program for each shape.
         return jax.tree.map(lambda array: jax.device_put(np.asarray(array)), arrays)
+
+
+def frames_at(program: ConjugateProgram, state: VipsState) -> dict[str, Frame]:
+    """The coordinates in which the statistics of a state were taken, by factor."""
+    origins = zero_origins(state.standards, state.origins, state.centre)
+    return frames_of(program.features, origins, state.standards)

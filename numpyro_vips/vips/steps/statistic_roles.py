@@ -124,7 +124,7 @@ class StatisticRoles:
         if statistic.matrix is None or statistic.summed:
             return None
         factor_of = self._structure.factor_of
-        factors = {factor_of[latent] for latent, *_ in statistic.atoms}
+        factors = {factor_of[latent] for latent in statistic.latents}
         gaussian = [
             name
             for name in factors
@@ -153,7 +153,7 @@ class StatisticRoles:
 
     def _is_of_features(self, statistic: Statistic) -> bool:
         factor_of = self._structure.factor_of
-        factors = {factor_of[latent] for latent, *_ in statistic.atoms}
+        factors = {factor_of[latent] for latent in statistic.latents}
         return statistic.release != "public" and not factors.isdisjoint(self._features)
 
     @property
@@ -239,7 +239,7 @@ class StatisticRoles:
         return frozenset(
             s.name
             for s in self.statistics
-            if sum(factor_of[latent] in factors for latent, *_ in s.atoms) == degree
+            if sum(factor_of[latent] in factors for latent in s.latents) == degree
         )
 
     @functools.cached_property
@@ -256,7 +256,7 @@ class StatisticRoles:
             mine = [
                 statistic
                 for statistic in self.statistics
-                if any(latent in factor.latents for latent, *_ in statistic.atoms)
+                if not {*factor.latents}.isdisjoint(statistic.latents)
             ]
             if {statistic.release for statistic in mine} == {"once"}:
                 found |= {statistic.name for statistic in mine}

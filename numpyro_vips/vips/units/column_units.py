@@ -38,7 +38,7 @@ def columns_with_squares(program: ConjugateProgram) -> dict[str, str]:
     for vector in structure.statistics:
         if vector.release != "adaptive" or len(vector.shape) != 1 or vector.summed:
             continue
-        latents = [latent for latent, *_ in vector.atoms]
+        latents = vector.latents
         if len(latents) != 1 or factor_of[latents[0]] not in structure.newton:
             continue
         for matrix in structure.statistics:
@@ -46,7 +46,7 @@ def columns_with_squares(program: ConjugateProgram) -> dict[str, str]:
                 matrix.release == "refreshed"
                 and matrix.matrix is not None
                 and matrix.diagonal is None
-                and {latent for latent, *_ in matrix.atoms} == {latents[0]}
+                and {*matrix.latents} == {*latents}
                 and matrix.block_shape == 2 * vector.shape
             ):
                 found[vector.name] = matrix.name
@@ -150,7 +150,7 @@ def _coefficients(program: ConjugateProgram, residual: str) -> tuple[str, slice]
     """The factor of a vector of residuals, and where its coefficients stand in it."""
     structure = program.structure
     (vector,) = (s for s in structure.statistics if s.name == residual)
-    latent = vector.atoms[0][0]
+    latent = vector.latents[0]
     factor = structure.posterior_factors[structure.factor_of[latent]]
     assert factor.layout is not None
     return factor.name, factor.layout.span(latent)

@@ -160,7 +160,7 @@ def units_of_norms(
         # its products with them may have as much.
         square = 2.0 / ratio
         for statistic in program.structure.statistics:
-            power = sum(latent in largest.latents for latent, *_ in statistic.atoms)
+            power = sum(latent in largest.latents for latent in statistic.latents)
             if power:
                 by[statistic.name] = square ** (power / 2)
     return found, by
@@ -191,8 +191,7 @@ def growth_of_norms(
             if place in layout.places(latent)
         }
         for statistic in program.structure.statistics:
-            latents = [latent for latent, *_ in statistic.atoms]
-            power = sum(latent in with_features for latent in latents)
+            power = sum(latent in with_features for latent in statistic.latents)
             if power:
                 found[statistic.name] = longest**power
         found[COVARIATES] = max(found.get(COVARIATES, 1.0), longest**2)
@@ -229,7 +228,7 @@ def _products(
     assert layout is not None
     places = {latent: frozenset(layout.places(latent)) for latent in layout.shapes}
     of_statistics = {
-        statistic.name: [latent for latent, *_ in statistic.atoms if latent in places]
+        statistic.name: [latent for latent in statistic.latents if latent in places]
         for statistic in structure.statistics
     }
     for statistic in structure.statistics:

@@ -10,8 +10,8 @@ from scipy import special, stats
 
 from numpyro_vips.conjugacy.families.generalized_inverse_gaussian import (
     GeneralizedInverseGaussian,
-    _gig_draws,
 )
+from numpyro_vips.conjugacy.families.gig_draws import gig_draws
 
 # Large and small orders, narrow and wide densities, and both limiting Gammas.
 GIG_CASES = [
@@ -105,7 +105,7 @@ def gig_single(p: Any, a: Any, b: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("p", "omega"), GIG_CASES)
 def test_gig_draws_have_their_density(p: float, omega: float) -> None:
     draws = np.log(
-        _gig_draws(np.random.default_rng(1), np.full(20_000, p), np.full(20_000, omega))
+        gig_draws(np.random.default_rng(1), np.full(20_000, p), np.full(20_000, omega))
     )
     # The density of log x, ∝ exp(p·u - omega·cosh u), summed up on a fine grid.
     centre, width = draws.mean(), draws.std()

@@ -12,13 +12,15 @@ from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.gamma import Gamma, InverseGamma
 from numpyro_vips.conjugacy.families.generalized_inverse_gaussian import (
     GeneralizedInverseGaussian,
-    RootGeneralizedInverseGaussian,
-    RootInverseGamma,
 )
 from numpyro_vips.conjugacy.families.noisy_sums import (
     RateShape,
     nonnegative,
     rate_of_noisy_sums,
+)
+from numpyro_vips.conjugacy.families.standard_deviations import (
+    RootGeneralizedInverseGaussian,
+    RootInverseGamma,
 )
 
 

@@ -13,7 +13,8 @@ from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
 from numpyro_vips.vips.m_step.m_step import GlobalInputs, update_globals
 from numpyro_vips.vips.m_step.starts import start
 from numpyro_vips.vips.program.expectations import expected_natural_of
-from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.contributions import RowInputs
 
 # One program each: by itself every operation would be compiled on its own.
 inverse, log_det, eigh = map(

@@ -21,8 +21,9 @@ from numpyro_vips.vips.program.expectations import (
     means_of,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
-from numpyro_vips.vips.row_sums.row_statistics import with_repeats
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.contributions import RowInputs
+from numpyro_vips.vips.row_sums.released_blocks import with_repeats
 from numpyro_vips.vips.steps.statistic_roles import block_of
 
 SWEEPS = 4

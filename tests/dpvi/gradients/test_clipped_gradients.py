@@ -12,12 +12,9 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.gradients.clipped_gradients import (
-    ReleasedLeaves,
-    RowGradients,
-    Shared,
-    _fingerprint,
-)
+from numpyro_vips.dpvi.gradients.clipped_gradients import RowGradients, Shared
+from numpyro_vips.dpvi.gradients.released_leaves import ReleasedLeaves
+from numpyro_vips.dpvi.gradients.row_fingerprints import fingerprint_of_row
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
@@ -243,14 +240,16 @@ def test_a_program_by_which_rows_could_leave_is_refused() -> None:
 
 def test_a_rows_draws_depend_on_what_it_holds_and_not_on_its_place() -> None:
     first = {name: array[0] for name, array in ROWS.items()}
-    number = _fingerprint(first)
-    assert number == _fingerprint({name: array.copy() for name, array in first.items()})
+    number = fingerprint_of_row(first)
+    assert number == fingerprint_of_row(
+        {name: array.copy() for name, array in first.items()}
+    )
     # Every entry has a say, and so has where it stands.
-    others = [_fingerprint({**first, "x": first["x"][::-1]})]
+    others = [fingerprint_of_row({**first, "x": first["x"][::-1]})]
     for place in range(3):
         changed = first["x"].copy()
         changed[place] = np.nextafter(changed[place], np.float32(9))
-        others.append(_fingerprint({**first, "x": changed}))
+        others.append(fingerprint_of_row({**first, "x": changed}))
     assert number not in others and len(set(map(int, others))) == 4
 
 

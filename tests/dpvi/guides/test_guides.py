@@ -266,10 +266,10 @@ def test_gradient_with_an_amortised_guide_is_that_of_numpyros_elbo(loss, x64):
     noise = engine.program.user_guide.draw_globals(params, draw).values["noise"]
 
     def standard(row: Any) -> Any:
-        from numpyro_vips.dpvi.gradients.clipped_gradients import _fingerprint
+        from numpyro_vips.dpvi.gradients.row_fingerprints import fingerprint_of_row
 
         row_key = jax.random.fold_in(
-            jax.random.fold_in(key, _fingerprint({"y": row})), 0
+            jax.random.fold_in(key, fingerprint_of_row({"y": row})), 0
         )
         values = {"noise": noise}
         assert engine.program.user_guide is not None

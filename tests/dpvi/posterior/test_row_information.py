@@ -15,6 +15,7 @@ from scipy.special import expit
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.posterior.row_information import has_edges
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.privacy.releases import INFORMATION, SECOND_MOMENTS
 
 NUM_ROWS = 70
@@ -139,7 +140,7 @@ def counted(
         rows,
         everyone(rows) if mask is None else mask,
         parts={INFORMATION: (INFORMATION,)},
-        edges={INFORMATION: EDGES},
+        edges={INFORMATION: increasing_edges(EDGES)},
     )
     return np.asarray(found[INFORMATION])
 

@@ -13,13 +13,14 @@ import pytest
 from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.bounds.bounds import NormPart
 from numpyro_vips.fitting.bounds.column_histogram import (
     column_block,
     column_grid,
     sizes_from_counts,
 )
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.schedule import COLUMNS_SHARE
+from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.privacy.releases import Columns
 
 COLUMNS = 3
@@ -89,7 +90,7 @@ def _counts(fit: Any, X: np.ndarray, mask: Any = True, units: Any = None) -> np.
         state,
         {"X": X, "y": labels},
         np.broadcast_to(mask, len(X)),
-        edges={part.name: column_grid(part)},
+        edges={part.name: increasing_edges(column_grid(part))},
     )
     return np.asarray(found[part.name])
 

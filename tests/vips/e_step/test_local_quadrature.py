@@ -24,7 +24,7 @@ from numpyro_vips.vips.compile.compiler import interpreted
 from numpyro_vips.vips.description import bounds_at
 from numpyro_vips.vips.e_step.e_step import local_factors
 from numpyro_vips.vips.e_step.evidence_bound import row_bound, row_bound_at
-from numpyro_vips.vips.e_step.local_quadrature import integrated_latents
+from numpyro_vips.vips.e_step.integrated_latents import integrated_latents
 from numpyro_vips.vips.program.expectations import expected, expected_natural_of
 from numpyro_vips.vips.program.program import ConjugateProgram
 

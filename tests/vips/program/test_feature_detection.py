@@ -26,13 +26,13 @@ from numpyro_vips.conjugacy.algebra.terms import (
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.vips.program.feature_detection import (
     _may_be_standardised,
-    are_equal,
     entries_of,
     find_features,
     picks_of,
 )
 from numpyro_vips.vips.program.features import Features
 from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.program.random_trials import are_equal
 
 COUNT = 4
 AGE = np.array([31.0, 64.5, 50.25, 18.0], np.float32)

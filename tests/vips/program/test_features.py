@@ -384,7 +384,7 @@ def test_sums_tell_the_moments_of_features(
     sums = fit.sums(state, UNCLIPPED)
     state = engine.update(state, sums, dict.fromkeys(sums, 1e-9), 1.0)
     exact = Unclipped(state.statistics, state.noise_stddev)
-    found = engine.on_globals.moments_of_features(state, exact, name)
+    found = engine.on_globals.features.moments_of_features(state, exact, name)
     X, *_ = fit.rows.values()
     if X.ndim == 1:
         X = np.stack([X, X**2], 1)

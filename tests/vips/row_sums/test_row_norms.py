@@ -18,20 +18,15 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _coordinates import isometric_coordinates
-from _models import UNIT, uncertified
+from _models import UNIT
 from _setups import COUNT, NAMES, SWEEPS, Setup, setup
-from scipy import special
 
 from numpyro_vips.accounting import Relation
-from numpyro_vips.conjugacy.algebra.contractions import padded
 from numpyro_vips.jax_tools import row_sums
-from numpyro_vips.privacy.gaussian_mechanism import (
-    Block,
-    GaussianMechanism,
-)
-from numpyro_vips.vips.row_sums import bounded_sum as sums
-from numpyro_vips.vips.row_sums import row_statistics
-from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
+from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
+from numpyro_vips.vips.row_sums import row_norms
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.contributions import RowInputs
 from numpyro_vips.vips.steps.statistic_roles import block_of
 
 pytestmark = pytest.mark.optimized
@@ -363,110 +358,6 @@ def test_cancellation_does_not_hide_a_large_contribution(size: float) -> None:
         assert found <= norm * (1 + 1e-3)
 
 
-def weighted_topics(ids: Any, counts: Any) -> None:
-    """Seven topics, no whole number of vectors, and words that do not count."""
-    with numpyro.plate("topics", 7):
-        beta = numpyro.sample("beta", dist.Dirichlet(0.3 * jnp.ones(40)))
-    with numpyro.plate(UNIT, ids.shape[0], dim=-2):
-        theta = numpyro.sample("theta", dist.Dirichlet(0.4 * jnp.ones(7)))
-        with (
-            numpyro.plate("words", ids.shape[1], dim=-1),
-            numpyro.handlers.mask(mask=counts > 0),
-            numpyro.handlers.scale(scale=jnp.maximum(counts, 1)),
-        ):
-            z = numpyro.sample("z", dist.Categorical(theta))
-            numpyro.sample("w", dist.Categorical(beta[z]), obs=ids)
-
-
-@pytest.mark.thorough
-def test_topics_of_many_pieces_match_one_document_after_the_other() -> None:
-    """Padding, scattering and the scan over pieces against plain coordinate ascent."""
-    rng = np.random.default_rng(3)
-    count, width = 2 * sums.MAX_PIECE + 30, 9
-    ids = np.stack([rng.permutation(40)[:width] for _ in range(count)])
-    counts = rng.integers(0, 4, ids.shape)
-    ids[counts == 0] = rng.choice([0, 3], (counts == 0).sum())
-    program = uncertified(weighted_topics, (ids[:4], counts[:4]))
-    log_beta = np.log(rng.dirichlet(np.full(40, 0.3), 7)).clip(-40).astype(np.float32)
-    (name,) = (s.name for s in program.structure.statistics if s.release != "public")
-    expected, norms, clipping_norm = np.zeros((7, 40)), [], 4.0
-    phi = np.zeros((0, 7))
-    for document, weights in zip(ids, counts, strict=True):
-        document, weights = document[weights > 0], weights[weights > 0]
-        gamma = np.full(7, 0.4)
-        for _ in range(SWEEPS):
-            logits = special.digamma(gamma) + log_beta.T[document]
-            phi = weights[:, None] * special.softmax(logits, -1)
-            gamma = 0.4 + phi.sum(0)
-        norms.append(np.linalg.norm(phi))
-        shrink = min(1.0, clipping_norm / max(norms[-1], 1e-9))
-        np.add.at(expected.T, document, shrink * phi)
-    assert 0.1 < np.mean(np.array(norms) > clipping_norm) < 0.9
-    found = jax.jit(
-        lambda rows: bounded_sum(
-            program,
-            RowInputs({name: jnp.asarray(log_beta)}),
-            rows,
-            jnp.ones(count, bool),
-            {name: 1.0},
-            clipping_norm,
-            SWEEPS,
-        )
-    )({"ids": jnp.asarray(ids), "counts": jnp.asarray(counts)})
-    np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-3)
-
-
-def test_scattered_parts_add_up() -> None:
-    """Also along an axis that the statistic has twice, and with padding behind."""
-    rng = np.random.default_rng(4)
-    indices = rng.integers(0, 5, (3, 4))
-    blocks = rng.normal(size=(3, 4, 6)).astype(np.float32)
-    part = row_statistics.Scattered(
-        (jnp.asarray(indices),), padded(jnp.asarray(blocks)), (1, 0, 0)
-    )
-    weights = np.array([1.0, 0.0, 0.5], np.float32)
-    shape = (6, 5, 5)
-    total = sums.zero_sum(part, shape)
-    for _ in range(2):
-        shrunk = sums.weighted(part, jnp.asarray(weights))
-        total = sums.add(total, shrunk)
-    expected = np.zeros(shape, np.float32)
-    for row, entry in np.ndindex(3, 4):
-        v = indices[row, entry]
-        expected[:, v, v] += 2 * weights[row] * blocks[row, entry]
-    found = sums.in_order(total, part, shape)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_public_weight_of_what_an_index_picks_does_not_hide_a_contribution() -> None:
-    """Entries that meet add up and others do not, also where a weight is picked too.
-
-    The row's statistic is Σ_l y_l c[i_l] at i_l. Were all entries taken to meet, those
-    of either sign would cancel in its norm, and the row would pass unclipped.
-    """
-    weights = jnp.asarray([1.0, 2.0, 3.0, 0.5])
-
-    def weighted(ids: Any, y: Any) -> None:
-        w = numpyro.sample("w", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
-        entries = numpyro.plate("entries", ids.shape[1], dim=-1)
-        with numpyro.plate(UNIT, ids.shape[0], dim=-2), entries:
-            numpyro.sample("y", dist.Normal((w * weights)[ids], 1.0), obs=y)
-
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 4, (COUNT, 3))
-    y = rng.normal(size=(COUNT, 3)).astype(np.float32)
-    ids[0], y[0] = [0, 1, 2], [6.0, -6.0, 2.0]  # y @ weights[ids] is zero.
-    this = Setup(weighted, (ids, y))
-    made, found = this.row_by_row(this.rows)
-    norms = this.joint_norms(made)
-    np.testing.assert_allclose(found, norms, rtol=2e-4)
-    norm = 0.5 * float(norms.min())
-    for number in range(COUNT):
-        change = this.bounded_sum(this.rows, np.arange(COUNT) == number, norm)
-        found = this.joint_norms({k: v[None] for k, v in change.items()})[0]
-        assert found <= norm * (1 + 1e-3)
-
-
 @functools.cache
 def _chain(length: int) -> Setup:
     """Hidden states that follow one another: a statistic of as many terms as steps."""
@@ -495,7 +386,7 @@ def test_norms_of_many_terms_are_those_of_all_their_pairs() -> None:
     # Never too small, by what rounding may do to sums of magnitudes.
     exact = this.joint_norms({k: v.astype(np.float64) for k, v in made.items()})
     np.testing.assert_allclose(norms, exact, rtol=1e-5)
-    with mock.patch.object(row_statistics, "_MANY_TERMS", 1000):
+    with mock.patch.object(row_norms, "_MANY_TERMS", 1000):
         pairs = Setup(this.fn, tuple(this.rows.values()))
         np.testing.assert_allclose(pairs.row_by_row(this.rows)[1], norms, rtol=1e-12)
 
@@ -504,22 +395,10 @@ def test_norms_of_many_terms_are_those_of_all_their_pairs() -> None:
 def test_the_program_of_a_norm_grows_with_its_terms_and_not_their_pairs() -> None:
     def operations(length: int) -> int:
         with mock.patch.object(
-            row_statistics, "contract", wraps=row_statistics.contract
+            row_norms, "contract", wraps=row_norms.contract
         ) as contract:
             this = _chain(length)
             this.row_by_row(this.rows)
         return contract.call_count
 
     assert operations(8) <= 2.2 * operations(4)
-
-
-def test_additions_of_a_row_are_the_numbers_that_may_meet() -> None:
-    """The words of a document may be one word, and a row has one group."""
-    topics = setup("topics")
-    words = topics.rows["words"].shape[1]
-    found = row_statistics.additions_of_rows(topics.program)
-    assert found["⟨log beta⟩"] == words > 1
-    groups = setup("logistic_groups").program
-    assert set(row_statistics.additions_of_rows(groups).values()) <= {1}
-    regression = setup("linear_regression").program
-    assert row_statistics.additions_of_rows(regression) == {}

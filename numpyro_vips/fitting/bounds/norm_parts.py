@@ -1,4 +1,4 @@
-"""Where the clipping norms of a fit come from, and the scales of its blocks.
+"""What has a clipping norm of its own in a fit, and where that norm comes from.
 
 The first of these that applies:
 
@@ -13,52 +13,33 @@ The first of these that applies:
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from numpyro_vips import _validate
-from numpyro_vips.accounting import Relation
-from numpyro_vips.fitting.bounds.norm_histogram import (
-    UNBALANCED,
-    UNBALANCED_EXPOSED,
-    norm_grid,
+from numpyro_vips.fitting.bounds.norm_histogram import norm_grid
+from numpyro_vips.fitting.bounds.seen_norms import UNBALANCED, UNBALANCED_EXPOSED
+from numpyro_vips.fitting.bounds.synthetic_norms import (
+    NUM_TYPICAL_ROWS,
+    Norms,
+    SyntheticNorms,
+    exclusive_blocks,
+    varying_blocks,
 )
 from numpyro_vips.fitting.engine import Engine
-from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
-from numpyro_vips.model.synthetic_rows import (
-    encoded_rows,
-    rows_of_other_sizes,
-    rows_of_unit_size,
-)
-from numpyro_vips.privacy.gaussian_mechanism import Block, optimal_scales
-from numpyro_vips.privacy.releases import (
-    SQUARES,
-    WHOLE_VECTOR,
-    Columns,
-    Release,
-    Together,
-)
+from numpyro_vips.model.synthetic_rows import encoded_rows, rows_of_other_sizes
+from numpyro_vips.privacy.releases import WHOLE_VECTOR, Columns, Release, Together
 
-# How many synthetic rows norms are read off.
-NUM_TYPICAL_ROWS = 64
-# At the first start the gradients of all rows may be zero, as where the model clips a
-# latent at its prior's centre. So many starts are tried.
-_NUM_STARTS = 32
 # Well within the range of norms that mechanisms take.
 _SMALLEST, _LARGEST = 1e-29, 1e29
 # Residuals of labels, y - σ(ψ), are at the start, where all logits are zero, half as
 # large as they may become.
 _MOST_GROWN = 2.0
-# A norm that varies by less, over rows of any size, is the structure's.
-_TOLERANCE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +98,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     names = [block.name for blocks in map(engine.blocks, kinds) for block in blocks]
     if not names:
         return ()
-    trial = _Trial(engine, graph.arguments, names)
+    trial = SyntheticNorms(engine, graph.arguments, names)
     rows, norms = trial.typical_norms(graph)
     typical = {name: norms[name] for name in names}
     if engine.is_one_vector:
@@ -126,7 +107,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
 
 
 def _parts_of_one_vector(
-    engine: Engine, graph: ModelGraph, typical: "_Norms"
+    engine: Engine, graph: ModelGraph, typical: Norms
 ) -> tuple[NormPart, ...]:
     """The whole vector, and what is released beside it once the globals are near.
 
@@ -148,7 +129,7 @@ def _parts_of_one_vector(
         NormPart(
             name=block.name,
             blocks=(block.name,),
-            reference=_squared(reference),
+            reference=squared_norm(reference),
             is_late=True,
         )
         for kind in ("pilot", "information")
@@ -160,9 +141,9 @@ def _parts_of_one_vector(
 def _parts_of_statistics(
     engine: Engine,
     graph: ModelGraph,
-    trial: "_Trial",
+    trial: SyntheticNorms,
     rows: Mapping[str, np.ndarray],
-    typical: "_Norms",
+    typical: Norms,
 ) -> tuple[NormPart, ...]:
     """A part for each statistic, or for those that share a norm.
 
@@ -175,7 +156,7 @@ def _parts_of_statistics(
     largest = {name: float(np.max(norms)) for name, norms in typical.items()}
     # About other points than zero norms are others, whatever they were.
     others = [trial.norms(sized) for sized in rows_of_other_sizes(rows)]
-    varying = _varying(others, largest) | engine.recentred
+    varying = varying_blocks(others, largest) | engine.recentred
     # The grid of what is counted all the same stays that of rows of unit size.
     bounded = _bounded_by_encodings(trial, graph.arguments, rows)
     largest |= {name: bounded[name] for name in varying & bounded.keys()}
@@ -193,7 +174,7 @@ def _parts_of_statistics(
         for name, norm in largest.items()
     )
     fixed = {part.name: part.reference for part in parts if part.is_fixed}
-    parts = joined(parts, _exclusive([typical, *others], fixed), norm=max)
+    parts = joined(parts, exclusive_blocks([typical, *others], fixed), norm=max)
     parts = joined(parts, _together_from_the_start(engine, parts, most_columns))
     # Every histogram adds to the noise of all.
     if len(parts) > num_rows / _ROWS_PER_HISTOGRAM:
@@ -244,7 +225,7 @@ def _with_columns(
 
 
 def _bounded_by_encodings(
-    trial: "_Trial", arguments: ModelArguments, rows: Mapping[str, np.ndarray]
+    trial: SyntheticNorms, arguments: ModelArguments, rows: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
     """Norms of the blocks that do not vary with what a schema can encode."""
     if not arguments.encodings:
@@ -256,7 +237,7 @@ def _bounded_by_encodings(
         return {}
     largest = {name: float(np.max(norms)) for name, norms in typical.items()}
     others = [trial.norms(sized) for sized in rows_of_other_sizes(ordinary, ends)]
-    varying = _varying(others, largest)
+    varying = varying_blocks(others, largest)
     return {
         name: norm for name, norm in largest.items() if norm > 0 and name not in varying
     }
@@ -303,236 +284,7 @@ def joined(
     return (*(part for part in parts if taken.isdisjoint(part.blocks)), *found)
 
 
-class _Trial:
-    """Norms of an engine's blocks in synthetic rows."""
-
-    def __init__(
-        self, engine: Engine, arguments: ModelArguments, names: Sequence[str]
-    ) -> None:
-        self._engine = engine
-        self._arguments = arguments
-        self._names = names
-        self._state_at = functools.cache(
-            lambda start: engine.initial_state(threefry_key(start))
-        )
-
-    def norms(self, rows: Mapping[str, np.ndarray], start: int = 0) -> dict[str, Any]:
-        """The norms of synthetic rows, as the engine has them at one of several starts.
-
-        Args:
-          rows: Rows that are not private.
-          start: The number of the start.
-
-        Returns:
-          By block, the norms of those rows that have finite ones: the engine counts
-          others as zero.
-        """
-        taken = self._arguments.as_taken(rows)
-        norms = self._engine.row_norms(self._state_at(start), taken, self._names)
-        counted = np.all([np.isfinite(n) for n in norms.values()], axis=0)
-        return {name: norm[counted] for name, norm in norms.items()}
-
-    def typical_norms(
-        self, graph: ModelGraph
-    ) -> tuple[Mapping[str, np.ndarray], dict[str, np.ndarray]]:
-        """Rows of unit size, or that the model itself draws, and norms by block.
-
-        Raises:
-          ValueError: No row that was tried is a valid observation.
-        """
-        valid = []
-        for rows in rows_of_unit_size(self._arguments, NUM_TYPICAL_ROWS):
-            norms = self.norms(rows)
-            if len(norms[self._names[0]]) == NUM_TYPICAL_ROWS:
-                if self._are_known(norms):
-                    return rows, norms
-                valid = [rows]
-        try:
-            valid.append(rows_from_model(graph, NUM_TYPICAL_ROWS, seed=0).rows)
-        except NoValidRows as error:
-            if not valid:
-                raise ValueError(
-                    f"No clipping norm could be looked for in this model: {error} Pass "
-                    "clipping_norm=, a bound on the L2 norm of one row's statistics, "
-                    "chosen from public knowledge; or arguments of the type that the "
-                    "model means, such as real numbers for what it divides by."
-                ) from None
-        for start in range(_NUM_STARTS):
-            for rows in valid:
-                norms = self.norms(rows, start)
-                if self._are_known(norms):
-                    return rows, norms
-        # Any edge of the grid will do: the rows themselves are going to say.
-        return valid[0], {name: np.ones(1) for name in self._names}
-
-    def _are_known(self, norms: Mapping[str, np.ndarray]) -> bool:
-        """Whether there is a norm above zero of every block, or of the one vector."""
-        if self._engine.is_one_vector:
-            # A part of it, as of a layer of a network, may well be zero at the start.
-            return any(np.any(norm > 0) for norm in norms.values())
-        return all(np.any(norm > 0) for norm in norms.values())
-
-
-# By block, the norms of some rows.
-_Norms = Mapping[str, np.ndarray]
-
-
-def _varying(others: Sequence[_Norms], largest: Mapping[str, float]) -> set[str]:
-    """The blocks that are larger in rows of other sizes than in typical ones.
-
-    It is no proof that the others are not. None is needed: rows are clipped, and a
-    norm that is too small for some costs accuracy, not privacy. Where no other row is
-    valid, all may vary.
-
-    Args:
-      others: Norms in rows of other sizes.
-      largest: The largest norm of each block in typical rows.
-    """
-    varying: set[str] = set()
-    was_valid = False
-    for tried in others:
-        for name, norms in tried.items():
-            was_valid |= len(norms) > 0
-            if np.any(norms > largest[name] * (1.0 + _TOLERANCE)):
-                varying.add(name)
-    return varying if was_valid else set(largest)
-
-
-def _exclusive(tried: Sequence[_Norms], largest: Mapping[str, float]) -> list[Together]:
-    """Blocks of one size of which every row that was tried has one at most.
-
-    So y and 1 - y of a label y. It is no proof, and none is needed; see `_varying`.
-
-    Args:
-      tried: Norms in rows of several sizes.
-      largest: The norms of the blocks that may be meant.
-    """
-    present = {
-        name: np.concatenate([norms[name] for norms in tried]) > 0 for name in largest
-    }
-    groups: list[list[str]] = []
-    for name, mine in present.items():
-        for group in groups:
-            size = largest[group[0]]
-            is_alike = abs(largest[name] - size) <= _TOLERANCE * size
-            met = any(np.any(mine & present[other]) for other in group)
-            if is_alike and not met and mine.any():
-                group.append(name)
-                break
-        else:
-            groups.append([name])
-    return [
-        Together(" or ".join(group), tuple(group), None)
-        for group in groups
-        if len(group) > 1
-    ]
-
-
-def bounded_blocks(
-    blocks: Sequence[Block],
-    norms: Mapping[str, float],
-    *,
-    relation: Relation,
-    is_one_vector: bool,
-    parts: Sequence[NormPart] = (),
-) -> tuple[tuple[Block, ...], float]:
-    """Scales the blocks of one step against each other and bounds their joint norm.
-
-    Parts are scaled so that their relative errors are alike, unless they are parts of
-    one vector. Errors are counted where they end, see `Block.directions`.
-
-    Args:
-      blocks: What the step releases, at scale 1.
-      norms: The norm that each part of it is clipped to, by the part's name.
-      relation: The relation that the noise protects.
-      is_one_vector: Whether the blocks are parts of one vector, named `WHOLE_VECTOR`,
-        or its information.
-      parts: Those of several blocks; any other block is a part by itself.
-
-    Returns:
-      The blocks, and the bound on their joint norm.
-    """
-    if is_one_vector:
-        name = blocks[0].name
-        if name in SQUARES and name in norms:
-            return tuple(blocks), norms[name]
-        return tuple(blocks), _norm_of_vector(blocks, norms[WHOLE_VECTOR])
-    part_of = {name: part for part in parts for name in part.blocks}
-    members: dict[str, list[Block]] = {}
-    for block in blocks:
-        name = part_of[block.name].name if block.name in part_of else block.name
-        members.setdefault(name, []).append(block)
-    bounds = {name: norms[name] for name in members}
-    if len(members) == 1:
-        return tuple(blocks), next(iter(bounds.values()))
-    whole = [_as_one(mine, part_of.get(mine[0].name)) for mine in members.values()]
-    scales = optimal_scales(
-        whole,
-        bounds,
-        relation=relation,
-        weights={
-            block.name: block.num_directions
-            / block.num_coordinates
-            / bounds[block.name] ** 2
-            for block in whole
-        },
-    )
-    return tuple(
-        dataclasses.replace(block, scale=scales[name])
-        for name, mine in members.items()
-        for block in mine
-    ), 1.0
-
-
-def _as_one(blocks: Sequence[Block], part: NormPart | None) -> Block:
-    """The blocks of a part as one, of which only sizes and signs matter."""
-    if part is None or len(blocks) == 1:
-        return blocks[0]
-    return Block(
-        name=part.name,
-        shape=(sum(block.num_coordinates for block in blocks),),
-        directions=part.directions,
-    )
-
-
-def given_blocks(
-    blocks: Sequence[Block],
-    given: float | Mapping[str, float],
-    *,
-    relation: Relation,
-) -> tuple[tuple[Block, ...], float]:
-    """Blocks and joint bound for the caller's `clipping_norm=`.
-
-    A number bounds the statistics as they are. With a typical norm of each they are
-    scaled as by `bounded_blocks`, and the joint bound is that of a row in which each
-    has its typical norm.
-
-    Raises:
-      ValueError: A block has no norm.
-    """
-    if not isinstance(given, Mapping):
-        return tuple(blocks), _norm_of_vector(blocks, given)
-    missing = [block.name for block in blocks if block.name not in given]
-    if missing:
-        raise ValueError(
-            f"Expected clipping_norm= to have a norm for {missing} too; it has "
-            f"{sorted(given)}."
-        )
-    return bounded_blocks(blocks, given, relation=relation, is_one_vector=False)
-
-
-def _norm_of_vector(blocks: Sequence[Block], norm: float) -> float:
-    """The norm of a row's gradient, or that of its information, which is its square.
-
-    At the truth a row's information is on average the gradient's outer product with
-    itself.
-    """
-    if any(block.name in SQUARES for block in blocks):
-        return _squared(norm)
-    return norm
-
-
-def _squared(norm: float) -> float:
+def squared_norm(norm: float) -> float:
     return min(max(norm**2, _SMALLEST), _LARGEST)
 
 

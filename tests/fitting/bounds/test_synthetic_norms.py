@@ -1,0 +1,46 @@
+"""What norms in synthetic rows say of blocks."""
+
+import numpy as np
+from _fits import vi_of
+from _models import means
+
+from numpyro_vips.fitting.bounds.synthetic_norms import (
+    NUM_TYPICAL_ROWS,
+    SyntheticNorms,
+    exclusive_blocks,
+    varying_blocks,
+)
+from numpyro_vips.privacy.releases import Together
+
+
+def test_blocks_vary_that_are_larger_in_rows_of_another_size() -> None:
+    largest = {"indicator": 1.0, "square": 2.0}
+    same = {"indicator": np.array([1.0, 0.0]), "square": np.array([1.0, 2.0])}
+    larger = {"indicator": np.ones(2), "square": np.array([2.0, 2.1])}
+    assert varying_blocks([same], largest) == set()
+    assert varying_blocks([same, larger], largest) == {"square"}
+
+
+def test_all_blocks_may_vary_where_no_row_of_another_size_is_valid() -> None:
+    largest = {"a": 1.0, "b": 2.0}
+    none = {"a": np.zeros(0), "b": np.zeros(0)}
+    assert varying_blocks([none], largest) == {"a", "b"}
+
+
+def test_blocks_of_one_size_that_no_row_has_both_of_share_a_norm() -> None:
+    labels = np.array([0.0, 1.0, 1.0])
+    tried = {"y": labels, "1 - y": 1.0 - labels, "both": np.ones(3), "large": labels}
+    largest = {"y": 1.0, "1 - y": 1.0, "both": 1.0, "large": 3.0}
+    (found,) = exclusive_blocks([tried], largest)
+    assert found == Together("y or 1 - y", ("y", "1 - y"), None)
+
+
+def test_typical_rows_are_valid_and_have_norms_of_every_block() -> None:
+    y = np.linspace(-1.0, 1.0, 40)
+    fit, _ = vi_of(means)._prepare_fit((y,), {})
+    names = [block.name for block in fit.engine.blocks("once")]
+    trial = SyntheticNorms(fit.engine, fit.arguments, names)
+    rows, norms = trial.typical_norms(fit.graph)
+    assert len(rows["y"]) == NUM_TYPICAL_ROWS
+    assert set(norms) == set(names)
+    np.testing.assert_array_equal(trial.norms(rows)[names[0]], norms[names[0]])
