@@ -109,6 +109,13 @@ class RowPrograms:
             functools.partial(bounded_sum, program, sweeps=local_steps)
         )
         self._row_norms = jit_unoptimized(self._norms_of_rows, static_argnums=2)
+        self._entries_of_rows = jit_unoptimized(
+            lambda inputs, rows, names: {
+                name: columns_of_rows(program, inputs, rows, name, local_steps)
+                for name in names
+            },
+            static_argnums=2,
+        )
         self._norm_counts = jit_ahead(self._counts_of_norms, static_argnums=(4, 5))
         self._column_counts = jit_ahead(self._counts_of_columns)
         self._row_bounds = jax.jit(
@@ -290,6 +297,17 @@ class RowPrograms:
         """Norms of each block, for rows that the caller may see."""
         norms = self._row_norms(self._inputs(state), dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
+
+    def entries_of_rows(
+        self, state: VipsState, rows: Rows, names: Sequence[str]
+    ) -> dict[str, Float64[np.ndarray, "_entries rows"]]:
+        """Absolute values of the entries of vectors, for rows that the caller may see.
+
+        They are in units, and not finite where a row counts as zero.
+        """
+        inputs = self._inputs(state).of_statistics
+        found = self._entries_of_rows(inputs, dict(rows), tuple(names))
+        return {name: np.asarray(of) for name, of in found.items()}
 
     def _norms_of_rows(
         self,
