@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numpyro_vips.conjugacy.families import positive_matrices
-from numpyro_vips.dpvi.gradients import clipped_gradients
+from numpyro_vips.dpvi.gradients import row_fingerprints
 from numpyro_vips.dpvi.guides import unconstrained
 from numpyro_vips.jax_tools import row_sums
 from numpyro_vips.privacy import batch_selection, gaussian_mechanism
@@ -34,7 +34,7 @@ def test_sums_are_arrays_of_floats():
 
 def test_a_row_has_one_fingerprint():
     with pytest.raises(jaxtyping.TypeCheckError, match="numbers"):
-        clipped_gradients._mixed(jnp.ones(3))
+        row_fingerprints._mixed(jnp.ones(3))
 
 
 def test_flat_vectors_have_an_axis():

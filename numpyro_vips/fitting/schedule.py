@@ -29,6 +29,9 @@ PILOT_OF_CURVATURE_SHARE = 0.03
 BOUNDS_SHARE = 0.03
 # Share of the histogram of columns, where they are few, which comes before that.
 COLUMNS_SHARE = 0.02
+# The same for each four of them where they are counted again about the points of a
+# pilot, up to a limit: one that is not seen gets the noise of the largest.
+_COUNTED_TOGETHER, _MOST_SHARES = 4, 3
 # Share of each other histogram of norms: where norms depend on the globals, and of what
 # is released for intervals.
 REFRESH_SHARE = 0.01
@@ -142,6 +145,12 @@ def _names(blocks: Sequence[Block]) -> set[str]:
     return {block.name for block in blocks}
 
 
+def _share_of_columns(parts: Sequence[NormPart]) -> float:
+    """The share of a histogram of the columns of some parts."""
+    again = sum(p.columns.number for p in parts if p.columns and p.columns.about_points)
+    return COLUMNS_SHARE * min(max(again / _COUNTED_TOGETHER, 1.0), _MOST_SHARES)
+
+
 def _num_steps(engine: Engine, options: ScheduleOptions) -> int:
     """How many adaptive steps there are, if anything is released in them."""
     if options.num_steps is not None:
@@ -209,14 +218,10 @@ class _Planner:
 
     def count_columns(self) -> None:
         """Before all, a histogram of each column, where they are few."""
-        parts = tuple(part for part in self._unknown if part.columns is not None)
-        if not parts:
-            return
-        blocks = tuple(map(column_block, parts))
-        columns = sum(block.shape[0] for block in blocks)
-        histogram = self._histogram(parts, blocks, math.sqrt(columns), COLUMNS_SHARE)
-        self.steps.append(dataclasses.replace(histogram, is_by_column=True))
-        self.share -= COLUMNS_SHARE
+        parts = [part for part in self._unknown if part.columns is not None]
+        if parts:
+            self.steps.append(self._columns(parts))
+            self.share -= _share_of_columns(parts)
 
     def count_norms(self) -> None:
         """A histogram of the norms that nobody knows, before rows are clipped to them.
@@ -256,6 +261,7 @@ class _Planner:
         if not self._moved or self.releases.adaptive:
             return 0.0
         number = self._engine.pilots
+        columns = [p for p in self._moved if p.columns and p.columns.about_points]
         share = SEVERAL_PILOTS_SHARE if number > 1 else PILOT_SHARE
         for index in range(number):
             parts = self._recentred if index else self._parts
@@ -264,11 +270,13 @@ class _Planner:
                 joined(self._moved, self._engine.together), BOUNDS_SHARE
             )
             # Of what is the same sum in all of them, the average has the least noise.
-            self.steps += [
-                dataclasses.replace(pilot, is_pilot=True, step_size=1.0 / (index + 1)),
-                dataclasses.replace(again, recentres=True),
-            ]
+            self.steps.append(
+                dataclasses.replace(pilot, is_pilot=True, step_size=1.0 / (index + 1))
+            )
+            counted = [self._columns(columns), again] if columns else [again]
+            self.steps += [dataclasses.replace(of, recentres=True) for of in counted]
         self.share -= share * number + BOUNDS_SHARE * number
+        self.share -= _share_of_columns(columns) * number if columns else 0.0
         return share * number
 
     def release_once(self, share_of_pilots: float) -> None:
@@ -421,6 +429,14 @@ class _Planner:
         """A histogram of the norms of these parts: a row is in one bin of each."""
         blocks = [histogram_block(part.name, part.grid) for part in parts]
         return self._histogram(parts, blocks, math.sqrt(len(parts)), share)
+
+    def _columns(self, parts: Sequence[NormPart]) -> Step:
+        """A histogram of each of their columns: a row is in one bin of each."""
+        blocks = list(map(column_block, parts))
+        number = sum(block.shape[0] for block in blocks)
+        share = _share_of_columns(parts)
+        step = self._histogram(parts, blocks, math.sqrt(number), share)
+        return dataclasses.replace(step, is_by_column=True)
 
     def _histogram(
         self,

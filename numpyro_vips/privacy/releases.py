@@ -27,10 +27,13 @@ class Columns(NamedTuple):
       number: How many there are.
       reference: The norm of their entries together in rows of unit size; None where it
         is the block's.
+      about_points: Whether their sizes are others about the points of a pilot, where
+        they are asked for again.
     """
 
     number: int
     reference: float | None = None
+    about_points: bool = False
 
 
 class Together(NamedTuple):

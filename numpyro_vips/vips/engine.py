@@ -7,6 +7,7 @@ sums are averaged over the steps and the globals are brought to convergence for 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,10 +18,11 @@ from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray, UInt32
 
 from numpyro_vips.abilities import Abilities
 from numpyro_vips.conjugacy.structure.statistic import Statistic
-from numpyro_vips.jax_tools.random_keys import as_threefry
+from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.synthetic_rows import synthetic_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     COVARIATES,
@@ -63,6 +65,11 @@ from numpyro_vips.vips.steps.step_sizes import (
     step_sizes,
 )
 from numpyro_vips.vips.units.column_units import suited_to_sizes
+from numpyro_vips.vips.units.entry_units import (
+    Power,
+    powers_of_others,
+    suited_to_entries,
+)
 from numpyro_vips.vips.units.feature_units import (
     columns_of_features,
     growth_of_norms,
@@ -84,6 +91,8 @@ SWEEPS_PER_STEP = 5
 # Starts of a fit without noise where a symmetry is broken at random: some lead to where
 # components stay alike, or to a worse place.
 NUM_STARTS = 5
+# Made-up rows on which it is tried whether entries are powers of others.
+_TRIED_ROWS = 16
 
 
 class VipsEngine(Abilities):
@@ -211,7 +220,8 @@ class VipsEngine(Abilities):
     @property
     def columns(self) -> dict[str, Columns]:
         """Columns that get units of their own: those of vectors of several residuals,
-        see `column_units`, and the features of a block, see `feature_units`."""
+        see `column_units`, the features of a block, see `feature_units`, or else those
+        of several measurements of a row, see `entry_units`."""
         sizes = {s.name: math.prod(s.block_shape) for s in self.statistics}
         of_residuals = {
             name: Columns(sizes[name])
@@ -222,7 +232,27 @@ class VipsEngine(Abilities):
             name: Columns(len(found.indices), found.reference)
             for name, found in self.on_rows.columns_of_features.items()
         }
-        return of_residuals | of_features
+        of_entries = {
+            name: Columns(sizes[name], about_points=name in self._roles.recentred)
+            for name in sorted(self._roles.entries - self._powers_of_entries.keys())
+        }
+        # All columns are counted or none, and these are worth less than the others.
+        return of_residuals | of_features or of_entries
+
+    @functools.cached_property
+    def _powers_of_entries(self) -> Mapping[str, Power]:
+        """Vectors of entries that say the sizes of others, as made-up rows show it."""
+        names = sorted(self._roles.entries)
+        if len(names) < 2:
+            return {}
+        rows = synthetic_rows(self.program.graph.arguments, _TRIED_ROWS, seed=0)
+        return powers_of_others(
+            self.on_rows.entries_of_rows(
+                self.initial_state(threefry_key(0)),
+                self.program.graph.arguments.as_taken(rows),
+                names,
+            )
+        )
 
     @property
     def row_simulator(self) -> RowSimulator | None:
@@ -372,9 +402,17 @@ class VipsEngine(Abilities):
     ) -> VipsState:
         """The state with columns in units that suit their sizes.
 
-        See `column_units.suited_to_sizes`, `feature_units.units_of_sizes` and
-        `abilities.ColumnUnits.with_column_sizes`.
+        See `column_units.suited_to_sizes`, `feature_units.units_of_sizes`,
+        `entry_units.suited_to_entries` and `abilities.ColumnUnits.with_column_sizes`.
         """
+        if sizes.keys() <= self._roles.entries:
+            units = suited_to_entries(
+                state.units,
+                sizes,
+                powers=self._powers_of_entries,
+                about_points=self._roles.recentred,
+            )
+            return state._replace(units=units)
         columns = self.on_rows.columns_of_features
         of_features = {n: s for n, s in sizes.items() if n in columns}
         of_residuals = {n: s for n, s in sizes.items() if n not in columns}

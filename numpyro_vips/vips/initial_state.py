@@ -11,6 +11,7 @@ from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 from numpyro_vips.vips.steps.state import VipsState, in_double
 from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 from numpyro_vips.vips.units.column_units import units_of_priors
+from numpyro_vips.vips.units.entry_units import first_entry_units
 from numpyro_vips.vips.units.whitening import features_in_units
 
 
@@ -49,6 +50,7 @@ def initial_state(
         if name in origins
     }
     units = units_of_priors(program, roles.squares, stddev)
+    units |= first_entry_units(program, roles.entries)
     if roles.whitened_factors:
         of_features, units = features_in_units(
             program, roles.whitened_factors, roles.squares, units

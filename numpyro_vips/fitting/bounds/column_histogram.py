@@ -61,23 +61,30 @@ def sizes_from_counts(
 
     Returns:
       The median of the entries in bins that stand out of the noise, of which the first
-      is none: an entry there is zero. Where no bin of a column does, that of the
-      largest other one: were it taken for small it could hide the others. 1 where no
-      bin of any does.
+      is none: an entry there is zero. It is the middle of its bin; but of columns that
+      are counted again about points, whose entries are of one size afterwards, it is
+      where it lies if entries are spread evenly in the bin. Where no bin of a column
+      does, that of the largest other one: were it taken for small it could hide the
+      others. 1 where no bin of any does.
     """
     number, reference = _columns_of(part)
+    is_finer = part.columns is not None and part.columns.about_points
     typical = reference / math.sqrt(number)
     edges = column_grid(part)
-    middles = np.append(edges[1:], edges[-1]) * GRID_FACTOR ** (-_STRIDE / 2)
+    uppers = np.append(edges[1:], edges[-1])
     sizes = np.full(number, np.nan)
     for column, of_column in enumerate(counts[:, 1:]):
         standing = standing_bins(
             of_column, noise_stddev, num_rows, None, is_known=True, threshold=_THRESHOLD
         )
         if standing.any():
-            reached = np.cumsum(np.maximum(of_column[standing], 0.0))
-            median = np.searchsorted(reached, 0.5 * reached[-1])
-            sizes[column] = middles[standing][median] / typical
+            rows = np.maximum(of_column[standing], 0.0)
+            reached = np.cumsum(rows)
+            half = 0.5 * reached[-1]
+            median = np.searchsorted(reached, half)
+            above = (reached[median] - half) / rows[median] if is_finer else 0.5
+            sizes[column] = uppers[standing][median] * GRID_FACTOR ** (-_STRIDE * above)
+    sizes /= typical
     unseen = np.isnan(sizes)
     return np.where(unseen, 1.0 if unseen.all() else np.nanmax(sizes), sizes)
 
@@ -85,5 +92,5 @@ def sizes_from_counts(
 def _columns_of(part: NormPart) -> tuple[int, float]:
     """How many columns a part has, and the norm of their entries in unit rows."""
     assert part.columns is not None
-    number, reference = part.columns
+    number, reference, _ = part.columns
     return number, part.reference if reference is None else reference

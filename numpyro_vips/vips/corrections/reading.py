@@ -21,7 +21,12 @@ from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.marginal_scales import MarginalScales, spread_out
 from numpyro_vips.vips.m_step.newton_posterior import all_under_noise, is_proper
 from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
-from numpyro_vips.vips.program.named_arrays import InDouble, NewMeans, Sums
+from numpyro_vips.vips.program.named_arrays import (
+    InDouble,
+    NewMeans,
+    NewSums,
+    Sums,
+)
 from numpyro_vips.vips.row_sums.covariates import Covariates
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 from numpyro_vips.vips.steps.newton_steps import Target
@@ -210,10 +215,35 @@ class Reading:
         simulation = self._simulation_at(state)
         if simulation is None:
             return None
-        noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
-        return without_clipping(
-            state.statistics, noise_stddev, simulation.missing, simulation.lost
+        # Noise is of one size in the entries of a statistic if these are in its units.
+        units = {name: state.units.get(name, 1.0) for name in state.statistics}
+
+        def in_units(sums: Sums) -> NewSums:
+            return {name: np.asarray(sums[name] * units[name]) for name in sums}
+
+        def without_units(sums: Sums) -> NewSums:
+            return {name: np.asarray(sums[name] / units[name]) for name in sums}
+
+        def missing(sums: Sums) -> NewSums | None:
+            found = simulation.missing(without_units(sums))
+            return None if found is None else in_units(found)
+
+        noise = {name: self._noise_in_units(state, name) for name in state.statistics}
+        found = without_clipping(
+            in_units(state.statistics),
+            noise,
+            missing,
+            lambda sums: simulation.lost(without_units(sums)),
         )
+        if found is None:
+            return None
+        deviations = {
+            name: state.noise_stddev[name]
+            if of == noise[name]
+            else np.asarray(of / units[name])
+            for name, of in found.noise_stddev.items()
+        }
+        return Unclipped(without_units(found.statistics), deviations)
 
     def share_clipped(self, state: VipsState, names: Sequence[str]) -> float | None:
         """The share of rows that the model expects to be clipped in a step.
@@ -234,12 +264,12 @@ class Reading:
     def _simulation_at(self, state: VipsState) -> RowSimulation | None:
         """Rows as those of the last step; None where nothing shows what clipping does
         to them."""
-        if state.units:
+        if self._roles.squares:
             return None  # Nothing has been released of their covariates.
         bounds = {
             name: bound
             for name, bound in state.clipped.items()
-            if math.isfinite(bound.clipping_norm) and state.noise_stddev[name] > 0
+            if math.isfinite(bound.clipping_norm) and np.all(state.noise_stddev[name])
         }
         simulator = self._rows.simulator
         if not bounds or simulator is None:
@@ -320,6 +350,7 @@ class Reading:
             functools.partial(self._rows.sum_of_rows, state),
             bounds=bounds,
             released={name: state.statistics[name] for name in bounds},
+            units=state.units,
             num_rows=self._rows.num_rows,
             has_locals=any(self.program.structure.posterior_factors_of("local")),
             covariates=(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float64
@@ -42,6 +43,7 @@ class RowSimulation:
         released: Sums,
         num_rows: int,
         has_locals: bool,
+        units: Sums = MappingProxyType({}),
         covariates: Callable[[Sums], Covariates | None] | None = None,
     ):
         """Simulates nothing yet.
@@ -55,12 +57,15 @@ class RowSimulation:
           released: By statistic, the sums as they were released.
           num_rows: Public number of rows.
           has_locals: Whether rows have latents of their own.
+          units: By statistic, what its entries are multiplied by where noise is added;
+            1 if left out.
           covariates: Those of the rows, for some sums; None if rows have none.
         """
         self._simulator = simulator
         self._means_of_latents = means_of_latents
         self._sum_of_rows = sum_of_rows
         self._covariates = covariates
+        self._units = units
         self._bounds = bounds
         self._num_rows = num_rows
         self._releases = {bound.release: bound for bound in bounds.values()}
@@ -147,7 +152,7 @@ class RowSimulation:
         return float(found[CLIPPED_ROWS]) / self._size
 
     def lost(self, sums: Sums) -> dict[str, Lost]:
-        """What clipping hides of the rows, by statistic; see `Lost`.
+        """What clipping hides of the rows, by statistic in its units; see `Lost`.
 
         Args:
           sums: As of `missing`, for which it was not None.
@@ -160,7 +165,8 @@ class RowSimulation:
         rows_per_group = self._size / num_groups
         found = {}
         for name in self._bounds:
-            parts = (np.stack([pair[name][i] for pair in pairs]) for i in (0, 1))
+            unit = self._units.get(name, 1.0)
+            parts = (unit * np.stack([pair[name][i] for pair in pairs]) for i in (0, 1))
             whole, clipped = (part - part.mean(0) for part in parts)
             variances = (whole**2).sum(), (clipped**2).sum()
             product = variances[0] * variances[1]

@@ -110,6 +110,13 @@ class RowPrograms:
             functools.partial(bounded_sum, program, sweeps=local_steps)
         )
         self.norms = jit_unoptimized(self._norms, static_argnums=2)
+        self._entries_of_rows = jit_unoptimized(
+            lambda inputs, rows, names: {
+                name: columns_of_rows(program, inputs, rows, name, local_steps)
+                for name in names
+            },
+            static_argnums=2,
+        )
         self.counts = jit_ahead(self._counts, static_argnums=(4, 5))
         self.column_counts = jit_ahead(self._column_counts)
         self._row_bounds = jax.jit(
@@ -284,6 +291,17 @@ class RowPrograms:
             standards=jax.device_put(standards),
         )
         return NormInputs(inputs, self.units_of_covariates(standards))
+
+    def entries_of_rows(
+        self, state: VipsState, rows: Rows, names: Sequence[str]
+    ) -> dict[str, Float64[np.ndarray, "_entries rows"]]:
+        """Absolute values of the entries of vectors, for rows that the caller may see.
+
+        They are in units, and not finite where a row counts as zero.
+        """
+        inputs = self.inputs(state).of_statistics
+        found = self._entries_of_rows(inputs, dict(rows), tuple(names))
+        return {name: np.asarray(of) for name, of in found.items()}
 
     def _norms(
         self,

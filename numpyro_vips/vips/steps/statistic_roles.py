@@ -9,6 +9,7 @@ from numpyro_vips.privacy.releases import Release, Together
 from numpyro_vips.vips.program.program import ConjugateProgram
 from numpyro_vips.vips.steps.statistic_coordinates import Coordinates
 from numpyro_vips.vips.units.column_units import columns_with_squares
+from numpyro_vips.vips.units.entry_units import vectors_of_entries
 from numpyro_vips.vips.units.whitening import whitened_factors
 
 # Numbers in the statistics, and that times numbers in a row, beyond which nobody works
@@ -60,6 +61,7 @@ class StatisticRoles:
 
     Attributes:
       squares: See `columns_with_squares`.
+      entries: See `entry_units.vectors_of_entries`.
       recentred_factors: Those whose statistics are taken about the means of a pilot.
       whitened_factors: Those whose features pilots of the curvature standardise; see
         `whitening`.
@@ -81,6 +83,7 @@ class StatisticRoles:
         # Norms that the caller gave are those of statistics as they are.
         self.squares = {} if has_norms else columns_with_squares(program)
         can_pilot = release_once and not has_norms
+        self.entries = vectors_of_entries(program) if can_pilot else frozenset[str]()
         self.recentred_factors = (
             program.structure.recentred if can_pilot else frozenset[str]()
         )
@@ -90,7 +93,10 @@ class StatisticRoles:
 
     @property
     def with_units(self) -> frozenset[str]:
-        """Residuals and their curvatures; see `column_units`."""
+        """Residuals and their curvatures, see `column_units`.
+
+        Units of `entries` are positive, and no limit on an entry is known.
+        """
         return frozenset({*self.squares, *self.squares.values()})
 
     @property

@@ -200,6 +200,28 @@ def test_a_few_rows_far_from_the_others_are_not_the_size():
     np.testing.assert_allclose(found, 30.0, rtol=0.5)
 
 
+def test_columns_that_are_counted_again_are_measured_within_their_bins():
+    """Measurements that are alike get sizes that are, wherever the bins end."""
+    edges = column_grid(PART)
+    rng = np.random.default_rng(0)
+    sizes = 2.0 ** np.linspace(0.0, 0.75, 4)
+    entries = sizes[:, None] * np.abs(rng.normal(size=(4, 50_000)))
+    counts = [
+        np.bincount(np.searchsorted(edges, e), minlength=len(edges) + 1)
+        for e in entries
+    ]
+
+    def ratios(columns: Columns) -> np.ndarray:
+        part = dataclasses.replace(PART, columns=columns)
+        found = sizes_from_counts(
+            np.array(counts, float), part, noise_stddev=20.0, num_rows=50_000
+        )
+        return found / sizes / np.mean(found / sizes)
+
+    np.testing.assert_allclose(ratios(Columns(4, about_points=True)), 1.0, rtol=0.1)
+    assert np.ptp(ratios(Columns(4))) > 0.3
+
+
 @pytest.mark.parametrize(("height", "is_seen"), [(5.5, False), (7.5, True)])
 def test_what_one_bin_of_noise_may_make_up_is_no_size(height: float, is_seen: bool):
     counts = np.zeros(column_block(PART).shape)

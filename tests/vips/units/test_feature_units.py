@@ -12,6 +12,7 @@ from _engine_fit import EngineFit
 from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
+from numpyro_vips.privacy.releases import Columns
 
 NUM_ROWS = 1500
 RNG = np.random.default_rng(0)
@@ -74,8 +75,8 @@ def test_columns_that_share_a_norm_get_the_sizes_that_were_found() -> None:
 
 def test_features_of_several_latents_are_columns_of_what_they_share() -> None:
     fit = engine_fit(of_several)
-    assert {name: tuple(of) for name, of in fit.engine.columns.items()} == {
-        part.name: (2, 1.0) for part in fit.parts if part.name.endswith("²")
+    assert fit.engine.columns == {
+        part.name: Columns(2, 1.0) for part in fit.parts if part.name.endswith("²")
     }
     ((name, _),) = fit.engine.columns.items()
     sizes = np.array([170.0, 170.0**2])
@@ -105,7 +106,8 @@ def test_a_logistic_regression_counts_the_columns_of_several_latents() -> None:
     assert [part.name for part in fit.parts] == ["⟨a+b+c⟩²", "⟨a+b+c⟩"]
     products, residuals = fit.parts
     assert products.columns is not None
-    assert products.columns == (2, np.sqrt(2.0))  # As large as the intercept's 1.
+    # As large as the intercept's 1.
+    assert products.columns == Columns(2, np.sqrt(2.0))
     assert residuals.columns is None
     sizes = np.array([170.0, 0.5])
     state = fit.engine.with_column_sizes(fit.start, {products.name: sizes})
