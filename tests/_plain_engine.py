@@ -82,6 +82,7 @@ class PlainEngine(FitsWithoutNoise):
         step_size: float,
         *,
         is_pilot: bool = False,
+        redraws: bool = False,
     ) -> Any:
         return [*state, ({k: v.tolist() for k, v in released.items()}, noise_stddev)]
 

@@ -59,7 +59,7 @@ from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
 from numpyro_vips.dpvi.program import Perturb, ProgramOptions, RowInputs
 from numpyro_vips.dpvi.reading import diagnostics_of, posterior_of
-from numpyro_vips.dpvi.row_programs import RowPrograms
+from numpyro_vips.dpvi.row_programs import Place, RowPrograms
 from numpyro_vips.dpvi.step_sizes import DEFAULT_STEPS, default_num_steps, step_sizes
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
@@ -396,9 +396,13 @@ class DpviEngine(Abilities):
         if squares := SQUARES & scales.keys():
             # The joint vector is this block, at scale 1.
             (name,) = squares
-            point, units = self._place(state, name), self._units(state)
             found = self._rows.bounded_matrix(
-                name, point, units, dict(rows), mask, float(clipping_norm)
+                name,
+                self._place(state, name),
+                dict(rows),
+                mask,
+                float(clipping_norm),
+                row_keys,
             )
             return {name: np.asarray(found)}
         found = self._rows.bounded_sum(
@@ -440,7 +444,10 @@ class DpviEngine(Abilities):
         clipping_norm: float,
         sampling_rate: float,
     ) -> DpviState:
-        """The state that knows how far rows are clipped; see `Information.limit`."""
+        """The state that knows how far rows are clipped; see `Information.limit` and
+        `clipped_slope.py`."""
+        if "loc" in scales:
+            return state._replace(gradient_norm=clipping_norm / scales["loc"])
         if INFORMATION not in scales:
             return state
         num_rows = self.program.graph.arguments.public_num_rows
@@ -455,6 +462,7 @@ class DpviEngine(Abilities):
         step_size: float,
         *,
         is_pilot: bool = False,
+        redraws: bool = False,
     ) -> DpviState:
         """One optimiser step on the negative ELBO, from public quantities alone.
 
@@ -466,6 +474,9 @@ class DpviEngine(Abilities):
             not used by the optimiser, but for the posterior. Whether there is any
             decides what drift counts as convergence.
           step_size: Factor on the optimiser's update.
+          is_pilot: Not needed: the block of pilots has a name of its own.
+          redraws: Whether rows were redrawn, so that the information is that of clipped
+            differences; see `clipped_slope.py`.
         """
         if SECOND_MOMENTS in released:
             pilot = Information(
@@ -480,7 +491,9 @@ class DpviEngine(Abilities):
                 noise_stddev[INFORMATION],
                 math.inf if limit is None else limit,
             )
-            return state._replace(information=_of_rows(state, information))
+            return state._replace(
+                information=_of_rows(state, information), is_slope=redraws
+            )
         stddev = noise_stddev.get("loc", 0.0)
         updated = self._after(state, released, float(step_size), stddev)
         is_noisy = any(stddev > 0 for stddev in noise_stddev.values())
@@ -527,12 +540,10 @@ class DpviEngine(Abilities):
         """
         if squares := SQUARES & parts.keys():
             (name,) = squares
-            point, units = self._place(state, name), self._units(state)
-            return {
-                name: self._rows.matrix_counts(
-                    name, point, units, dict(rows), mask, edges[name]
-                )
-            }
+            found = self._rows.matrix_counts(
+                name, self._place(state, name), dict(rows), mask, edges[name], row_keys
+            )
+            return {name: found}
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         return self._rows.counts(
             self._inputs(state), dict(rows), mask, dict(edges), row_keys, names
@@ -608,11 +619,14 @@ class DpviEngine(Abilities):
         """The guide at the averaged iterate, or a Normal that knows of the noise."""
         return posterior_of(self.compiled, state)
 
-    def _place(self, state: DpviState, name: str) -> Any:
+    def _place(self, state: DpviState, name: str) -> Place:
         """Where rows are asked for a matrix: on the way at the last iterate, near the
         end at the average."""
         at = state.variational if name == SECOND_MOMENTS else state.average
-        return at.guide["loc"]
+        key, draws = self.program.draws(state.key, state.step)
+        norm = math.inf if state.gradient_norm is None else state.gradient_norm
+        inputs = RowInputs(at, key, draws, self._units(state))
+        return Place(inputs, norm)
 
     def _inputs(self, state: DpviState) -> RowInputs:
         """Where, and in which coordinates, rows are asked for gradients."""

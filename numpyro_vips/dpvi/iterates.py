@@ -58,6 +58,10 @@ class DpviState(NamedTuple):
       information: The release near the end, see `noise_aware.py`; None before.
       information_limit: See `Information.limit`, of the next release of it; None before
         its bound is known.
+      is_slope: Whether the information is that of clipped gradients, see
+        `clipped_slope.py`.
+      gradient_norm: What the rows' gradients were clipped to in the last step; None
+        before the first.
       kept: What clipping leaves of differences to redrawn rows; None where nothing is
         known of it.
     """
@@ -78,6 +82,8 @@ class DpviState(NamedTuple):
     second: SecondMoments | None = None
     information: Information | None = None
     information_limit: float | None = None
+    is_slope: bool = False
+    gradient_norm: float | None = None
     kept: Kept | None = None
 
 
@@ -88,7 +94,10 @@ _IN_PYTHON = {
     if name not in ("score", "coordinates")
 }
 # What of it steps leave as it is.
-_KEPT = ("column_units", "pilot", "second", "information", "kept")
+_KEPT = (
+    *("column_units", "pilot", "second", "information", "is_slope"),
+    *("gradient_norm", "kept"),
+)
 
 
 def for_program(state: DpviState) -> DpviState:

@@ -117,10 +117,13 @@ def _excess(
     """How much more rows vary than the model says; None where it was not released."""
     if state.second is None or state.information is None or state.coordinates is None:
         return None
-    units = state.coordinates.units
+    units, information = state.coordinates.units, state.information
+    if state.is_slope and state.kept is not None:
+        # What clipping has left of the slope, over all directions.
+        information = information.times(1.0 / state.kept.slope)
     return largest_excess(
         state.second,
-        state.information,
+        information,
         units,
         mean[: len(units)],
         compiled.program.graph.arguments.public_num_rows,
@@ -173,7 +176,12 @@ def _noise_aware_normal(
     )
     try:
         found = noise_aware.normal(
-            state.score, state.information, state.kept, start, state.coordinates
+            state.score,
+            state.information,
+            state.kept,
+            start,
+            state.coordinates,
+            is_slope=state.is_slope,
         )
     except np.linalg.LinAlgError:
         return None

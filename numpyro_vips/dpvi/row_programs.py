@@ -1,13 +1,14 @@
 """What runs on a chunk of rows: sums, norms, counts. One program for each shape."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped, UInt32
 
 from numpyro_vips.dpvi.compiler import CompiledModel
-from numpyro_vips.dpvi.gradients.coordinates import Units
+from numpyro_vips.dpvi.gradients.clipped_gradients import Shared
+from numpyro_vips.dpvi.posterior.clipped_slope import ClippedSlope
 from numpyro_vips.dpvi.posterior.row_information import Point
 from numpyro_vips.dpvi.program import RowInputs
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
@@ -15,6 +16,22 @@ from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import counts_in_bins, counts_of_parts
 from numpyro_vips.model.sparse_rows import dense_rows
+
+
+class Place(NamedTuple):
+    """Where rows are asked for a matrix.
+
+    Attributes:
+      inputs: The globals there, and in which coordinates.
+      gradient_norm: What the rows' gradients are clipped to in steps.
+    """
+
+    inputs: RowInputs
+    gradient_norm: float
+
+    @property
+    def point(self) -> Point:
+        return self.inputs.variational.guide["loc"]
 
 
 class RowPrograms:
@@ -27,6 +44,7 @@ class RowPrograms:
 
     def __init__(self, compiled: CompiledModel) -> None:
         self._compiled = compiled
+        self._slope = ClippedSlope(compiled.row_gradients)
         self.bounded_sum = jit_ahead(self._bounded_sum)
         self.bounded_matrix = jit_ahead(self._bounded_matrix, static_argnums=0)
         self.norms = jit_unoptimized(self._norms)
@@ -52,16 +70,30 @@ class RowPrograms:
     def _bounded_matrix(
         self,
         name: str,
-        point: Point,
-        units: Units | None,
+        place: Place,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         clipping_norm: Any,
+        row_keys: UInt32[Array, "rows 2"] | None,
     ) -> Float[Array, "read read"]:
-        """The sum of a chunk's matrices; see `RowInformation.bounded_sum`."""
+        """The sum of a chunk's matrices; see `RowInformation.bounded_sum`.
+
+        With keys, the slope of the clipped differences to redrawn rows, see
+        `clipped_slope.py`.
+        """
         assert self._compiled.noise_aware is not None
+        rows = self._as_traced(rows)
+        if row_keys is not None:
+            return self._slope.bounded_sum(
+                self._at(place),
+                rows,
+                mask,
+                row_keys,
+                place.gradient_norm,
+                clipping_norm,
+            )
         return self._compiled.noise_aware.matrix(name).bounded_sum(
-            point, units, self._as_traced(rows), mask, clipping_norm
+            place.point, place.inputs.units, rows, mask, clipping_norm
         )
 
     def _norms(
@@ -92,16 +124,22 @@ class RowPrograms:
     def _matrix_counts(
         self,
         name: str,
-        point: Point,
-        units: Units | None,
+        place: Place,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         edges: Float[Array, " _edges"],
+        row_keys: UInt32[Array, "rows 2"] | None,
     ) -> Float[Array, " _bins"]:
         """How many of the norms of a chunk's matrices lie in which bin."""
         assert self._compiled.noise_aware is not None
-        of_row = self._compiled.noise_aware.matrix(name)
-        norms = of_row.norms(point, units, self._as_traced(rows))
+        rows = self._as_traced(rows)
+        if row_keys is not None:
+            norms = self._slope.norms(
+                self._at(place), rows, row_keys, place.gradient_norm
+            )
+        else:
+            of_row = self._compiled.noise_aware.matrix(name)
+            norms = of_row.norms(place.point, place.inputs.units, rows)
         with double_precision():
             return counts_in_bins(norms, mask, edges)
 
@@ -119,6 +157,13 @@ class RowPrograms:
             name: first.columns.counts(place, rows, mask, of)
             for name, of in edges.items()
         }
+
+    def _at(self, place: Place) -> Shared:
+        """What rows share whose gradients are taken at the place itself, not at a draw
+        about it."""
+        program, inputs = self._compiled.program, place.inputs
+        tree = program.tree(inputs.variational, place.point)
+        return program.shared(inputs)._replace(tree=tree)
 
     def _as_traced(self, rows: Mapping[str, Any]) -> dict[str, Shaped[Array, "..."]]:
         """Dense rows of the dtypes that the model was traced with."""

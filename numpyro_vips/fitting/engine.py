@@ -139,11 +139,12 @@ class Engine(Abilities, Protocol):
         step_size: float,
         *,
         is_pilot: bool = False,
+        redraws: bool = False,
     ) -> Any:
         """The state after a step, from noisy estimates of the sums over all rows.
 
         A pilot only says about which points, or in which coordinates, the next releases
-        are; see `pilots`.
+        are; see `pilots`. `redraws` says whether rows had keys, see `bounded_sum`.
         """
         ...
 

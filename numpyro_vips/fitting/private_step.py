@@ -82,8 +82,7 @@ def release(
     names = [block.name for block in mechanism.blocks]
     selection = select_rows(step.event, arguments.num_rows, random.sampling)
 
-    clips = step.clipping_norm is not None and math.isfinite(step.clipping_norm)
-    row_keys = RowKeys(random.sampling) if step.redraws and clips else None
+    row_keys = RowKeys(random.sampling) if _redraws(step) else None
 
     def sum_of(numbered: tuple[int, Chunk]) -> dict[str, np.ndarray]:
         place, chunk = numbered
@@ -157,7 +156,14 @@ def update(
         noise_of_sums(step),
         step.step_size,
         is_pilot=step.is_pilot,
+        redraws=_redraws(step),
     )
+
+
+def _redraws(step: Step) -> bool:
+    """Whether rows are redrawn: where nothing is clipped there is no need to."""
+    norm = step.clipping_norm
+    return step.redraws and norm is not None and math.isfinite(norm)
 
 
 def _with_bound(engine: Engine, step: Step, state: Any) -> Any:
@@ -224,6 +230,7 @@ def rehearse(
                 {b.name: 1.0 if step.noise_multiplier else 0.0 for b in step.blocks},
                 step.step_size,
                 is_pilot=step.is_pilot,
+                redraws=step.redraws,
             )
     if kinds or not rehearsed:
         engine.posterior(state)

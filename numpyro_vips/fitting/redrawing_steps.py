@@ -39,6 +39,7 @@ from collections.abc import Sequence
 
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.step import Step
+from numpyro_vips.privacy.releases import INFORMATION
 
 # The ratio above which noise hides what clipping does; see the table above.
 HIDDEN = 0.12
@@ -73,9 +74,18 @@ def with_redrawn_rows(
     if noise * directions**1.25 > HIDDEN * num_rows:
         return tuple(steps)
     redrawn = list(steps)
-    for place in [*chosen, *_counting(steps, chosen)]:
+    for place in [*chosen, *_counting(steps, chosen), *_for_intervals(steps)]:
         redrawn[place] = dataclasses.replace(steps[place], redraws=True)
     return tuple(redrawn)
+
+
+def _for_intervals(steps: Sequence[Step]) -> list[int]:
+    """Where the rows' information is released, and its norms are counted."""
+    return [
+        place
+        for place, step in enumerate(steps)
+        if {block.name for block in step.blocks} == {INFORMATION}
+    ]
 
 
 def _counting(steps: Sequence[Step], redrawing: Sequence[int]) -> list[int]:

@@ -545,6 +545,7 @@ class VipsEngine(Abilities):
         step_size: float,
         *,
         is_pilot: bool = False,
+        redraws: bool = False,
     ) -> VipsState:
         """Averages the released sums in and solves for the globals.
 
@@ -555,7 +556,9 @@ class VipsEngine(Abilities):
           step_size: Weight ρ of these sums in the average.
           is_pilot: Of curvatures, whether they only say how to standardise features;
             see `whitening`. Other pilots are averaged like any sums.
+          redraws: No row is redrawn.
         """
+        assert not redraws
         if is_pilot and self._roles.curvatures & released.keys():
             return self._step.after_pilot(state, released, noise_stddev)
         return self._step.after(state, released, noise_stddev, step_size)

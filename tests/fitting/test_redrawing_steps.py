@@ -18,6 +18,7 @@ from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.redrawing_steps import HIDDEN, with_redrawn_rows
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import INFORMATION
 
 STEPS = tuple(
     Step(
@@ -58,6 +59,21 @@ def test_histograms_of_what_they_clip_do_too() -> None:
     found = with_redrawn_rows(steps, engine, num_rows=10**9, noise_multiplier=1.0)
     redraw = [step.redraws for step in found if step.counted]
     assert redraw == [False, False, True, True, False]
+
+
+def test_the_release_for_intervals_does_too() -> None:
+    information = dataclasses.replace(
+        STEPS[0], blocks=(Block(name=INFORMATION, shape=(16, 16)),)
+    )
+    counted = NormPart(name=INFORMATION, reference=1.0, blocks=(INFORMATION,))
+    histogram = dataclasses.replace(information, counted=(counted,))
+    steps = (*STEPS[:8], histogram, information, *STEPS[8:])
+    engine: Any = SimpleNamespace(redrawn_after=4)
+    for num_rows, redraws in ((10**9, True), (10, False)):
+        found = with_redrawn_rows(
+            steps, engine, num_rows=num_rows, noise_multiplier=1.0
+        )
+        assert [step.redraws for step in found[8:10]] == [redraws] * 2
 
 
 def test_none_does_where_noise_hides_it() -> None:

@@ -478,6 +478,7 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
                 rho: float,
                 *,
                 is_pilot: bool,
+                redraws: bool,
             ) -> Any:
                 released.append((values, deviations))  # noqa: B023
                 return state

@@ -327,6 +327,32 @@ class RowGradients:
             total, _ = sum_over_rows(piece_sum, pieces, mask, size)
             return self._blocks(total.leaves) | total.counts
 
+    def differences(
+        self, shared: Shared, pairs: Mapping[str, Any], *, callers: Precision
+    ) -> tuple[Float[Array, "rows size"], Norms]:
+        """Rows' gradients less those of redrawn rows, as vectors, and their lengths.
+
+        In double precision, within which this is called; not yet private. A length is
+        not a number where the row counts as zero.
+
+        Args:
+          shared: What all rows share.
+          pairs: `"rows"`, and their `"keys"`; see `bounded_sum`.
+          callers: How exactly rows are worked on.
+        """
+        (entry,) = self._released
+        ones = dict.fromkeys(entry.leaves, 1.0)
+        _, found = self._contributions(shared, pairs, ones, callers=callers)
+        lengths = jax.vmap(_joint_norm, in_axes=(0, None))(found, in_double(ones))
+        return jax.vmap(entry.joined)(found.leaves), lengths
+
+    @property
+    def pairs_at_a_time(self) -> int:
+        """How many rows `differences` are taken of together."""
+        (entry,) = self._released
+        size = 2 * math.prod(entry.block.shape) * self._num_particles
+        return piece_length(size, _MOST_GRADIENT_NUMBERS)
+
     def _pieces(self, rows: Mapping[str, Any], row_keys: Any) -> dict[str, Any]:
         """The rows, and their keys where these are to be redrawn and can be."""
         if row_keys is None or self.of_pair is None:

@@ -157,6 +157,8 @@ class NoiseAware:
         kept: Kept | None,
         start: VectorNormal,
         coordinates: Coordinates | None,
+        *,
+        is_slope: bool = False,
     ) -> NoiseAwareNormal | None:
         """The posterior on the unconstrained space; None if it, what was released, or
         the prior at the start is not finite.
@@ -168,6 +170,7 @@ class NoiseAware:
           start: Where to look for it first.
           coordinates: Those of the gradients and of the information; None for the
             globals' own.
+          is_slope: Whether the information is that of clipped differences.
         """
         last, asked = self._last, (score, information, kept, coordinates)
         # Another fit may replace it meanwhile.
@@ -181,7 +184,9 @@ class NoiseAware:
         if not all(np.all(np.isfinite(value)) for value in averages):
             return None
         if kept is not None:
-            averages, information = before_clipping(averages, information, kept)
+            averages, information = before_clipping(
+                averages, information, kept, is_slope=is_slope
+            )
         found = normal_of(
             averages,
             information,

@@ -78,7 +78,7 @@ class NoiseAwareNormal(NamedTuple):
 
 
 def before_clipping(
-    score: Score, information: Information, kept: Kept
+    score: Score, information: Information, kept: Kept, *, is_slope: bool
 ) -> tuple[Score, Information]:
     """A score and an information that the likelihood has the form above with.
 
@@ -86,16 +86,20 @@ def before_clipping(
 
         ḡ = a I (θ − z̄) + N(0, b I) + N(0, V),
 
-    which is the form above for ḡ a/b, I a²/b and V a²/b².
+    which is the form above for ḡ a/b, I a²/b and V a²/b². Where the slope S = a I was
+    released itself, which clipping may leave less of in some directions than in others,
+    it is the form above for ḡ a/b, S a/b and V a²/b².
+
+    Args:
+      score, information: What was released.
+      kept: What clipping leaves of differences, a and b.
+      is_slope: Whether the information is the slope, see `clipped_slope.py`.
     """
-    by, less = kept.slope / kept.square, kept.slope**2 / kept.square
+    by = kept.slope / kept.square
+    less = by if is_slope else by * kept.slope
     return (
         score._replace(gradient=by * score.gradient, variance=by**2 * score.variance),
-        information._replace(
-            matrix=less * information.matrix,
-            noise_stddev=less * information.noise_stddev,
-            limit=less * information.limit,
-        ),
+        information.times(less),
     )
 
 

@@ -60,6 +60,14 @@ class Information(NamedTuple):
     def is_noisy(self) -> bool:
         return bool(np.any(self.noise_stddev))
 
+    def times(self, factor: float) -> "Information":
+        """The information of rows that say this many times as much."""
+        return self._replace(
+            matrix=factor * self.matrix,
+            noise_stddev=factor * self.noise_stddev,
+            limit=self.limit if self.coordinates is not None else factor * self.limit,
+        )
+
     def noise_between(
         self, axes: Float64[np.ndarray, "read read"]
     ) -> Float64[np.ndarray, "read read"]:

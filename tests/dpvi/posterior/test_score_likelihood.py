@@ -67,7 +67,10 @@ def test_clipped_scores_say_what_is_left_of_them():
     matrix, variance, stddev = root @ root.T, 3.0, np.array([1.0, 2.0, 0.5])
     gradient, place, kept = rng.normal(size=3), rng.normal(size=3), Kept(0.7, 0.55)
     score, information = before_clipping(
-        Score(gradient, place, variance), Information(matrix, 0.0, 9.0), kept
+        Score(gradient, place, variance),
+        Information(matrix, 0.0, 9.0),
+        kept,
+        is_slope=False,
     )
     start = VectorNormal(np.zeros(3), 0.1 * np.eye(3))
     prior = gaussian_prior(np.zeros(3), stddev)
@@ -83,10 +86,17 @@ def test_clipped_scores_say_what_is_left_of_them():
     covariance = found.normal.tril @ found.normal.tril.T
     np.testing.assert_allclose(covariance, np.linalg.inv(precision), rtol=2e-3)
     # Where all is kept nothing changes, and the limit is in the matrix's units.
-    same, all_of_it = before_clipping(score, information, Kept(1.0, 1.0))
+    all_kept = Kept(1.0, 1.0)
+    same, all_of_it = before_clipping(score, information, all_kept, is_slope=False)
     np.testing.assert_array_equal(same.gradient, score.gradient)
     np.testing.assert_array_equal(all_of_it.matrix, information.matrix)
     assert information.limit == pytest.approx(9.0 * 0.7**2 / 0.55)
+    # And where the slope itself was released.
+    of_slope = Information(kept.slope * matrix, 0.0, 0.7 * 9.0)
+    score = Score(gradient, place, variance)
+    _, again = before_clipping(score, of_slope, kept, is_slope=True)
+    np.testing.assert_allclose(again.matrix, information.matrix)
+    assert again.limit == pytest.approx(information.limit)
 
 
 @pytest.mark.thorough

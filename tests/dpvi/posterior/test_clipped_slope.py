@@ -1,0 +1,207 @@
+"""How much clipped differences to redrawn rows move with the globals."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from _dpvi_engines import engine_for
+from _fits import vi_of
+
+import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.iterates import DpviState
+from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.row_sums import increasing_edges
+from numpyro_vips.privacy.releases import INFORMATION
+
+NUM_ROWS = 70
+NORM = 1.5
+AT = np.array([0.4, -0.1])
+
+
+@private(unit="people")
+def tailed(x: Any, y: Any) -> None:
+    level: Any = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    slope: Any = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.StudentT(3.0, level + slope * x, 1.0), obs=y)
+
+
+def table(num_rows: int = NUM_ROWS, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=num_rows).astype(np.float32)
+    y = AT[0] + AT[1] * x + rng.standard_t(3.0, num_rows)
+    return {"x": x, "y": y.astype(np.float32)}
+
+
+def keys_of(rows: dict[str, np.ndarray], seed: int = 1) -> np.ndarray:
+    draws = np.random.default_rng(seed)
+    return draws.integers(0, 2**32, (len(rows["y"]), 2), np.uint32)
+
+
+def engine_of(rows: dict[str, np.ndarray]) -> DpviEngine:
+    return engine_for(tailed, rows["x"], rows["y"])
+
+
+def state_of(engine: DpviEngine, norm: float = NORM) -> DpviState:
+    """Both the iterate and the average are there, without noise about them."""
+    state = engine.initial_state(jax.random.key(0))
+    guide = dict(state.average.guide)
+    units = np.array([site.unit for site in engine.space.sites])
+    guide["loc"] = jnp.asarray(AT / units, jnp.float32)
+    guide["log_scale"] = jnp.full(2, -80.0, jnp.float32)
+    at = state.average._replace(guide=guide)
+    state = state._replace(average=at, variational=at)
+    return engine.with_bound(state, {"loc": 2.0}, 2.0 * norm, 1.0)
+
+
+def summed(
+    rows: dict[str, np.ndarray],
+    keys: np.ndarray,
+    clipping_norm: float = np.inf,
+    *,
+    name: str = INFORMATION,
+    norm: float = NORM,
+    mask: Any = None,
+) -> np.ndarray:
+    engine = engine_of(rows)
+    found = engine.bounded_sum(
+        state_of(engine, norm),
+        rows,
+        np.ones(len(keys), bool) if mask is None else mask,
+        scales={name: 1.0},
+        clipping_norm=clipping_norm,
+        row_keys=keys,
+    )
+    return np.asarray(found[name])
+
+
+def differences(rows: dict[str, np.ndarray], keys: np.ndarray) -> np.ndarray:
+    """d = g − g*, row by row, by the sums that steps release."""
+    return np.array(
+        [
+            summed(rows, keys, name="loc", mask=np.arange(len(keys)) == number)
+            for number in range(len(keys))
+        ]
+    )
+
+
+def test_a_row_adds_half_of_its_clipped_difference_times_the_difference() -> None:
+    rows = table()
+    keys = keys_of(rows)
+    d = differences(rows, keys)
+    lengths = np.linalg.norm(d, axis=1)
+    assert 0.2 < np.mean(lengths > NORM) < 0.8
+    weights = 0.5 * np.minimum(1.0, NORM / lengths)
+    np.testing.assert_allclose(summed(rows, keys), (weights * d.T) @ d, rtol=1e-4)
+    # And where the matrices are clipped themselves.
+    norms = weights * lengths**2
+    bound = float(np.median(norms))
+    weights *= np.minimum(1.0, bound / norms)
+    found = summed(rows, keys, bound)
+    np.testing.assert_allclose(found, (weights * d.T) @ d, rtol=1e-4)
+    np.testing.assert_array_equal(found, found.T)
+
+
+def test_norms_are_counted_as_they_are_clipped_by() -> None:
+    rows = table()
+    keys = keys_of(rows)
+    lengths = np.linalg.norm(differences(rows, keys), axis=1)
+    norms = 0.5 * np.minimum(1.0, NORM / lengths) * lengths**2
+    edges = np.geomspace(1e-3, 1e3, 13)
+    engine = engine_of(rows)
+    found = engine.norm_counts(
+        state_of(engine),
+        rows,
+        np.ones(NUM_ROWS, bool),
+        parts={INFORMATION: (INFORMATION,)},
+        edges={INFORMATION: increasing_edges(edges)},
+        row_keys=keys,
+    )
+    expected = np.bincount(np.searchsorted(edges, norms), minlength=len(edges) + 1)
+    assert np.count_nonzero(expected) > 2
+    np.testing.assert_array_equal(found[INFORMATION], expected)
+
+
+@pytest.mark.optimized
+def test_a_row_adds_at_most_the_clipping_norm() -> None:
+    """Neighbouring data sets: with and without a row, ordinary or absurd."""
+    rows, bound, moved = table(), 0.3, []
+    keys = keys_of(rows)
+    without = {name: np.delete(of, 5, 0) for name, of in rows.items()}
+    less = summed(without, np.delete(keys, 5, 0), bound)
+    absurd = ((1.0, 9.0), (1e3, 0.0), (1e30, 1e30), (1e20, -1e-20), (0.0, np.inf))
+    for x, y in (*absurd, (np.nan, 0.0)):
+        rows["x"][5], rows["y"][5] = x, y
+        for norm in (NORM, 1e-10, np.inf):
+            base = less if norm == NORM else None
+            if base is None:
+                base = summed(without, np.delete(keys, 5, 0), bound, norm=norm)
+            found = summed(rows, keys, bound, norm=norm)
+            assert np.isfinite(found).all()
+            moved.append(np.linalg.norm(found - base))
+    assert max(moved) <= bound
+    assert max(moved) > 0.999 * bound
+
+
+def test_masked_rows_add_nothing() -> None:
+    rows = table()
+    keys = keys_of(rows)
+    mask = np.arange(NUM_ROWS) >= 3
+    fewer = {name: of[3:] for name, of in rows.items()}
+    np.testing.assert_allclose(
+        summed(rows, keys, 0.5, mask=mask), summed(fewer, keys[3:], 0.5), rtol=1e-12
+    )
+
+
+@pytest.mark.thorough
+def test_it_is_how_much_clipped_sums_move_with_the_truth() -> None:
+    """Data from a truth nearby, with the globals at which rows are redrawn held."""
+    count, away = 400_000, 0.05
+
+    def data(shift: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=count).astype(np.float32)
+        level, slope = AT + shift
+        y = level + slope * x + rng.standard_t(3.0, count)
+        return {"x": x, "y": y.astype(np.float32)}
+
+    rows = data(np.zeros(2), 0)
+    slope = summed(rows, keys_of(rows)) / count
+    state = state_of(engine_of(rows))
+    assert state.coordinates is not None
+    # Of the coordinates that gradients are in.
+    units = np.diag(state.coordinates.units)
+    for axis, shift in enumerate(away * np.eye(2)):
+        ends = [data(sign * shift, 1) for sign in (1.0, -1.0)]
+        up, down = (summed(r, keys_of(r), NORM, name="loc") / count for r in ends)
+        moved = (up - down) / (2.0 * away) * units[axis]
+        np.testing.assert_allclose(moved, slope[:, axis], atol=0.01)
+
+
+def heavy(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+    sigma: Any = numpyro.sample("sigma", dist.HalfNormal(5.0))
+    nu: Any = numpyro.sample("nu", dist.Gamma(2.0, 0.1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.StudentT(nu, mu, sigma), obs=y)
+
+
+@pytest.mark.thorough
+def test_degrees_of_freedom_are_as_uncertain_as_clipping_leaves_them() -> None:
+    """Clipping takes most off the rows in the tails, which alone tell of them."""
+    errors = []
+    for seed in range(4):
+        y = 1.0 + 2.0 * np.random.default_rng(seed).standard_t(10.0, 2000)
+        budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+        vi = vi_of(heavy, budget=budget, engine="dpvi")
+        result = vi.run(jax.random.key(seed), y.astype(np.float32))
+        draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
+        of = np.log(np.asarray(draws["nu"]))
+        errors.append((of.mean() - np.log(10.0)) / of.std())
+    # It was about 2 where the information was that of the rows themselves.
+    assert np.sqrt(np.mean(np.square(errors))) < 1.4
