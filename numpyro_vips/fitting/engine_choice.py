@@ -26,6 +26,7 @@ from numpyro_vips.fitting.marginal_latents import (
 )
 from numpyro_vips.fitting.schedule import plan_steps
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
+from numpyro_vips.fitting.statistics_about_zero import are_about_zero
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
@@ -44,8 +45,10 @@ from numpyro_vips.vips.settings import VIPS
 
 EngineChoice = VIPS | DPVI | Literal["auto"]
 # What DPVI is better at, where VIPS could run the model; see `curvature_noise`,
-# `marginal_latents` and `group_effects`.
-Advantage = Literal["no curvature", "marginal latents", "no cusps", "group effects"]
+# `marginal_latents`, `group_effects` and `statistics_about_zero`.
+Advantage = Literal[
+    "no curvature", "marginal latents", "no cusps", "group effects", "points"
+]
 
 
 def as_engine_choice(engine: Any) -> EngineChoice:
@@ -243,8 +246,9 @@ def _advantage(
         return None
     if not affords_scores(engine.num_rows, noise_multiplier):
         return None
-    is_hidden = hides_groups(for_groups, engine.num_rows, noise_multiplier)
-    return "group effects" if is_hidden else None
+    if hides_groups(for_groups, engine.num_rows, noise_multiplier):
+        return "group effects"
+    return "points" if are_about_zero(program) else None
 
 
 def _noise_of_all_steps(engine: Engine, options: ScheduleOptions) -> float | None:

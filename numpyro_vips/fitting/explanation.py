@@ -214,6 +214,11 @@ def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
             "releases the products of all indicators of groups and columns, behind "
             "each of which few rows stand"
         )
+    if prepared.advantage == "points":
+        return (
+            "gets gradients about where the globals are, where VIPS releases sums "
+            "about zero, in which noise hides what is far from there or collinear"
+        )
     if prepared.advantage == "no cusps":
         return (
             "takes a density that is not smooth at its centre, such as Laplace, as it "

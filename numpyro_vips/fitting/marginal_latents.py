@@ -13,8 +13,10 @@ factor's value beside loadings, or a covariate that was measured with an error b
 slope, what a row says of its latent and of the globals is one thing. VIPS takes turns
 between them: some steps, as many as the noise affords, end far from where all of them
 would, and the posterior may be many of its standard deviations off. DPVI integrates the
-latent out. Where the only global beside an effect is its mean, or the effect has been
-made a level about its mean (`level_means.py`), VIPS has no such trouble and stays.
+latent out. Where the only global beside an effect is its mean, or that of the level
+that the effect has been made (`level_means.py`), VIPS has no such trouble and stays. A
+slope beside a level is found by turns with it: in `level + slope * visit` it was off by
+12 of its standard deviations at the end.
 
 **Cusps.** A Laplace density, symmetric or not, is a mixture of Normals over a variance
 of each row. A row's weight in the sums of VIPS is then the inverse of its residual,
@@ -113,6 +115,6 @@ def has_effects_beside_globals(program: ConjugateProgram) -> bool:
         others = [latents[name] for name in names if latents[name].role == "global"]
         others = [latent for latent in others if is_real(latent)]
         is_about_mean = len(others) == 1 and is_mean(others[0], effect)
-        if others and not is_about_mean and effect.name not in program.level_means:
+        if others and not is_about_mean:
             return True
     return False

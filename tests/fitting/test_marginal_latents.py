@@ -60,6 +60,17 @@ def effects(y: Any) -> None:
         numpyro.sample("y", dist.Normal(centre, scale**0.5).to_event(1), obs=y)
 
 
+def trends(y: Any) -> None:
+    """A slope beside levels is found by turns with them."""
+    scale = numpyro.sample("scale", dist.InverseGamma(2.0, 2.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    slope: Any = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        centre = mean + u[:, None] + slope * jnp.arange(3.0)
+        numpyro.sample("y", dist.Normal(centre, scale**0.5).to_event(1), obs=1.0 * y)
+
+
 def mixed(y: Any) -> None:
     """An effect of each row beside a vector of coefficients."""
     scale = numpyro.sample("scale", dist.InverseGamma(2.0, 2.0))
@@ -202,9 +213,9 @@ def test_vips_stays(options: Any) -> None:
     assert not any("DPVI was taken" in note for note in plan.notes)
 
 
-@pytest.mark.quick_with("mixed-1.0", "loadings-inf")
+@pytest.mark.quick_with("mixed-1.0", "trends-1.0", "loadings-inf")
 @pytest.mark.parametrize("epsilon", [1.0, math.inf])
-@pytest.mark.parametrize("fn", [mixed, loadings])
+@pytest.mark.parametrize("fn", [mixed, trends, loadings])
 def test_effects_beside_globals_are_integrated_out(fn: Any, epsilon: float) -> None:
     plan = plan_of(fn, epsilon=epsilon)
     assert plan.engine == "dpvi"
