@@ -31,6 +31,7 @@ from numpyro_vips.fitting.engine_choice import (
 )
 from numpyro_vips.fitting.explanation import with_number_of_rows
 from numpyro_vips.fitting.fit_loop import FitLoop
+from numpyro_vips.fitting.paid_warnings import shown_not_raised
 from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import (
@@ -412,12 +413,14 @@ class PrivateVI:
             checkpoint=checkpoint,
             shows_passes=self.progress_bar and reducer.is_first,
         )
-        state, progress = self._after_steps(results, loop, state)
-        if not self.schedule_options.private:
-            state = engine.informed(state, prepared.arguments)
-        result = results.of_last(state, progress)
-        for text in result.diagnostics["warnings"]:
-            warnings.warn(text, stacklevel=4)  # That of the caller of `run`.
+        is_paid = self.schedule_options.private
+        with shown_not_raised() if is_paid else contextlib.nullcontext():
+            state, progress = self._after_steps(results, loop, state)
+            if not is_paid:
+                state = engine.informed(state, prepared.arguments)
+            result = results.of_last(state, progress)
+            for text in result.diagnostics["warnings"]:
+                warnings.warn(text, stacklevel=4)  # That of the caller of `run`.
         return result
 
     def _num_planned(self, priced: PricedSteps) -> int | None:
