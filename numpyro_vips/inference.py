@@ -18,6 +18,7 @@ from numpyro_vips import _html, _validate, accounting
 from numpyro_vips._keywords import naming_places
 from numpyro_vips._settings import code_of_value, frozen
 from numpyro_vips.dpvi.settings import DPVI
+from numpyro_vips.errors import UnusablePosteriorError
 from numpyro_vips.fitting.checkpoint import (
     Checkpoint,
     check_may_be_resumed,
@@ -45,7 +46,7 @@ from numpyro_vips.fitting.pricing import (
 from numpyro_vips.fitting.private_step import rehearse
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.reducers.reducer import Across, Reducer
-from numpyro_vips.fitting.results import FitResults
+from numpyro_vips.fitting.results import FitResults, kept_if_lost
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
@@ -469,7 +470,11 @@ class PrivateVI:
         engine = results.prepared.engine
         if self.callback is None or not engine.has_posterior(state):
             return
-        so_far = results.of(state, progress)
+        try:
+            with kept_if_lost(engine, self.schedule_options, state):
+                so_far = results.of(state, progress)
+        except UnusablePosteriorError:
+            return  # The next step may have one.
         if not so_far.posterior.problems():
             self.callback(number, so_far)
 

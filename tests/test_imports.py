@@ -215,7 +215,6 @@ TESTED_ELSEWHERE = {
     "dpvi/row_programs.py": "by their sums, gradients/test_clipped_gradients.py",
     "fitting/engine.py": "a protocol without code",
     "fitting/plan.py": "by what explain says, fitting/test_explanation.py",
-    "fitting/results.py": "by what fits return, test_inference.py",
     "model/max_nonzeros.py": "by arguments with widths, model/test_arguments.py",
     "model/refused_arguments.py": "by what is refused, model/test_arguments.py",
     "model/refused_sites.py": "by models that are refused, model/test_graph.py",
