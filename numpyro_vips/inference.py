@@ -53,6 +53,7 @@ from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.handlers import check_marked, name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
+from numpyro_vips.jax_tools.rounding import check_numbers_that_are_not_finite_are_seen
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.loops_of_rows import warning_of_loops
 from numpyro_vips.model.max_nonzeros import check_widths
@@ -490,6 +491,7 @@ class PrivateVI:
         )
         if self.schedule_options.private:
             check_number_of_rows(arguments.num_rows, arguments.public_num_rows)
+            check_numbers_that_are_not_finite_are_seen()
         if self.schedule_options.sampling.scheme != "full":
             arguments.check_can_be_drawn_from()
         noise = None
