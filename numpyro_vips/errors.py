@@ -105,7 +105,8 @@ class UnusablePosteriorError(ArithmeticError):
 
     Attributes:
       result: The result as it is: its privacy statement, diagnostics and parameters. It
-        may be saved; its draws mean nothing.
+        may be saved; its draws mean nothing. None where not even that could be made of
+        what was released, so that the fit ended in an error, which is this one's cause.
       released: What the fit released beside it, by name: sums with their noise, or the
         values of the last step.
     """

@@ -18,6 +18,7 @@ from numpyro_vips import _html, _validate, accounting
 from numpyro_vips._keywords import naming_places
 from numpyro_vips._settings import code_of_value, frozen
 from numpyro_vips.dpvi.settings import DPVI
+from numpyro_vips.errors import UnusablePosteriorError
 from numpyro_vips.fitting.checkpoint import (
     Checkpoint,
     check_may_be_resumed,
@@ -31,6 +32,7 @@ from numpyro_vips.fitting.engine_choice import (
 )
 from numpyro_vips.fitting.explanation import with_number_of_rows
 from numpyro_vips.fitting.fit_loop import FitLoop
+from numpyro_vips.fitting.paid_warnings import shown_not_raised
 from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import (
@@ -44,13 +46,14 @@ from numpyro_vips.fitting.pricing import (
 from numpyro_vips.fitting.private_step import rehearse
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.reducers.reducer import Across, Reducer
-from numpyro_vips.fitting.results import FitResults
+from numpyro_vips.fitting.results import FitResults, kept_if_lost
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.handlers import check_marked, name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
+from numpyro_vips.jax_tools.rounding import check_numbers_that_are_not_finite_are_seen
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.loops_of_rows import warning_of_loops
 from numpyro_vips.model.max_nonzeros import check_widths
@@ -412,12 +415,14 @@ class PrivateVI:
             checkpoint=checkpoint,
             shows_passes=self.progress_bar and reducer.is_first,
         )
-        state, progress = self._after_steps(results, loop, state)
-        if not self.schedule_options.private:
-            state = engine.informed(state, prepared.arguments)
-        result = results.of_last(state, progress)
-        for text in result.diagnostics["warnings"]:
-            warnings.warn(text, stacklevel=4)  # That of the caller of `run`.
+        is_paid = self.schedule_options.private
+        with shown_not_raised() if is_paid else contextlib.nullcontext():
+            state, progress = self._after_steps(results, loop, state)
+            if not is_paid:
+                state = engine.informed(state, prepared.arguments)
+            result = results.of_last(state, progress)
+            for text in result.diagnostics["warnings"]:
+                warnings.warn(text, stacklevel=4)  # That of the caller of `run`.
         return result
 
     def _num_planned(self, priced: PricedSteps) -> int | None:
@@ -466,7 +471,11 @@ class PrivateVI:
         engine = results.prepared.engine
         if self.callback is None or not engine.has_posterior(state):
             return
-        so_far = results.of(state, progress)
+        try:
+            with kept_if_lost(engine, self.schedule_options, state):
+                so_far = results.of(state, progress)
+        except UnusablePosteriorError:
+            return  # The next step may have one.
         if not so_far.posterior.problems():
             self.callback(number, so_far)
 
@@ -482,6 +491,7 @@ class PrivateVI:
         )
         if self.schedule_options.private:
             check_number_of_rows(arguments.num_rows, arguments.public_num_rows)
+            check_numbers_that_are_not_finite_are_seen()
         if self.schedule_options.sampling.scheme != "full":
             arguments.check_can_be_drawn_from()
         noise = None

@@ -222,7 +222,6 @@ TESTED_ELSEWHERE = {
     "dpvi/row_programs.py": "by their sums, gradients/test_clipped_gradients.py",
     "fitting/engine.py": "a protocol without code",
     "fitting/plan.py": "by what explain says, fitting/test_explanation.py",
-    "fitting/results.py": "by what fits return, test_inference.py",
     "fitting/schedule_options.py": "by what they plan, fitting/test_schedule.py",
     "model/code_references.py": "by functions that refer, model/test_references.py",
     "model/max_nonzeros.py": "by arguments with widths, model/test_arguments.py",

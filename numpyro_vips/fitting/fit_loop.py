@@ -13,6 +13,7 @@ from numpyro_vips.fitting.pass_bar import pass_bar
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.reducers.reducer import Reducer
+from numpyro_vips.fitting.results import kept_if_lost
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.privacy.secure_random import SecureRandom
 
@@ -95,7 +96,8 @@ class FitLoop:
                 )
             if self.keeps_steps:
                 self._keep(released)
-            state, progress = self.advanced(number, state, progress, released)
+            with kept_if_lost(engine, self.options, state, released):
+                state, progress = self.advanced(number, state, progress, released)
             if not step.is_aside:
                 yield state, progress
 

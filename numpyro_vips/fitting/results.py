@@ -4,15 +4,18 @@ That is made of released numbers and public facts; only a fit without noise look
 rows once more.
 """
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from numpyro_vips.accounting import Accountant
 from numpyro_vips.errors import UnusablePosteriorError
+from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.pricing import PricedSteps, statement_of
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
@@ -93,7 +96,8 @@ class FitResults:
         Raises:
           UnusablePosteriorError: It is no posterior.
         """
-        result = self.of(state, progress)
+        with kept_if_lost(self.prepared.engine, self.options, state):
+            result = self.of(state, progress)
         problems = result.posterior.problems()
         if problems:
             raise UnusablePosteriorError(
@@ -106,6 +110,41 @@ class FitResults:
         if self.options.until_converged:
             return _with_weighed_draws(result, self.prepared)
         return result
+
+
+@contextlib.contextmanager
+def kept_if_lost(
+    engine: Engine,
+    options: ScheduleOptions,
+    state: Any,
+    last: Mapping[str, np.ndarray] | None = None,
+) -> Iterator[None]:
+    """Hands over what was paid for where nothing can be made of it.
+
+    At bounds or under noise of extreme size a matrix may be singular, or a number too
+    large. An error then is not to take away what has been released.
+
+    Args:
+      engine, options: Of the fit.
+      state: What the steps so far have made of their releases.
+      last: A release that is no part of the state yet.
+
+    Raises:
+      UnusablePosteriorError: Something else was raised, under privacy.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not options.private or isinstance(error, UnusablePosteriorError):
+            raise
+        raise UnusablePosteriorError(
+            "No posterior could be made of what was released: "
+            f"{type(error).__name__}: {error}. The charge stays, and what it paid for "
+            "is in this error's `released`. Clip to a norm that rows have, scale the "
+            "rows to about -1 to 1, or give the fit a larger epsilon.",
+            result=None,
+            released={**engine.released(state), **(last or {})},
+        ) from error
 
 
 def _with_prior_disagreements(

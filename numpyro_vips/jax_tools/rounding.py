@@ -5,6 +5,8 @@ that is left out would move those behind it to other chunks, and so perhaps to a
 process, in which they contribute something else.
 """
 
+import functools
+import math
 import os
 import platform
 from importlib import metadata
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # Settings of JAX that a traced program depends on.
 JAX_SETTINGS = (
@@ -77,3 +80,37 @@ def kind_of_processor(cpuinfo: str) -> str:
     flags = facts.get("flags", [])
     found += sorted(flag for flag in flags if flag.startswith(_INSTRUCTIONS))
     return f"{platform.machine()} {' '.join(found)}"
+
+
+def check_numbers_that_are_not_finite_are_seen() -> None:
+    """Refuses a JAX that compiles as if there were no infinity and nothing undefined.
+
+    A row that holds such a number would not be seen to, and would stand in the sum.
+
+    Raises:
+      RuntimeError: The environment's XLA_FLAGS have it compile so.
+    """
+    if not _sees_what_is_not_finite(str(jnp.zeros(()).devices())):
+        raise RuntimeError(
+            "JAX does not see which numbers are not finite: XLA_FLAGS in the "
+            "environment have it compile as if there were none, such as "
+            "--xla_cpu_fast_math_honor_nans=false. A record that holds one could not "
+            "be kept out of the sums. Start Python without such flags. Nothing was "
+            "charged."
+        )
+
+
+@functools.cache
+def _sees_what_is_not_finite(_devices: str) -> bool:
+    """Whether programs on a device do; its name is what this is remembered by."""
+    numbers = np.array([math.nan, math.inf, -math.inf, 1.0], np.float32)
+    expected = [False, False, False, True]
+    # A sum of clipped rows asks in these two ways.
+    found = jax.jit(lambda x: (jnp.isfinite(x), jnp.where(jnp.isfinite(x), x, 0.0)))
+    is_finite, kept = map(np.asarray, found(numbers))
+    made = np.asarray(jax.jit(lambda x: jnp.isfinite(x * x - x * x))(1e30 * numbers))
+    return (
+        is_finite.tolist() == expected
+        and bool(np.isfinite(kept).all())
+        and not made.any()
+    )

@@ -15,6 +15,7 @@ from numpyro_vips import _validate
 from numpyro_vips.accounting import GaussianEvent
 
 _RESOLUTION = 2.0**53
+_ROUNDING = 2.0**-51
 # Coins that are flipped at a time.
 _COINS = 2**20
 
@@ -62,9 +63,13 @@ def select_rows(
 
 
 def fixed_batch_size(sampling_rate: float, num_rows: int) -> int:
-    """The whole number of rows that `sampling_rate` means without replacement."""
+    """The whole number of rows that `sampling_rate` means without replacement.
+
+    It is that up to the rounding of a quotient and of its product with `num_rows`: a
+    rate that is written with fewer digits would be priced for fewer rows than drawn.
+    """
     size = round(sampling_rate * num_rows)
-    if size < 1 or abs(sampling_rate * num_rows - size) > 1e-9 * size:
+    if size < 1 or abs(sampling_rate * num_rows - size) > _ROUNDING * size:
         below = max(1, math.floor(sampling_rate * num_rows))
         above = min(num_rows, below + 1)
         raise ValueError(

@@ -1,10 +1,15 @@
 """What is compared of processes that work on the same rows."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
 
 from numpyro_vips.jax_tools.rounding import (
+    check_numbers_that_are_not_finite_are_seen,
     how_numbers_are_rounded,
     kind_of_processor,
     settings_of_jax,
@@ -61,3 +66,37 @@ def test_an_arm_processor_has_a_kind_too():
     other = text.replace(" sve", "")
     assert kind_of_processor(text) != kind_of_processor(other)
     assert kind_of_processor(text) != kind_of_processor(text.replace("d40", "d41"))
+
+
+def test_numbers_that_are_not_finite_are_seen_here():
+    check_numbers_that_are_not_finite_are_seen()
+
+
+FAST = "--xla_cpu_enable_fast_math=true --xla_cpu_fast_math_honor_nans=false"
+FIT = """
+import numpy as np, numpyro, numpyro.distributions as dist, numpyro_vips as nv
+
+@nv.private(unit="rows")
+def model(y):
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
+
+nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-6)).explain(np.ones(9, np.float32))
+"""
+
+
+@pytest.mark.thorough
+def test_a_jax_that_takes_every_number_for_finite_is_refused():
+    """The sum of a row that holds NaN was NaN."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {FAST}"
+    found = subprocess.run(
+        [sys.executable, "-c", FIT],
+        env={**os.environ, "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Unknown flag" in found.stderr:
+        pytest.skip("This XLA has no such flags.")
+    assert "RuntimeError: JAX does not see which numbers are not finite" in found.stderr

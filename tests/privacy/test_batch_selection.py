@@ -10,7 +10,11 @@ from scipy import stats
 
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.privacy import batch_selection
-from numpyro_vips.privacy.batch_selection import select_rows, split_batch
+from numpyro_vips.privacy.batch_selection import (
+    fixed_batch_size,
+    select_rows,
+    split_batch,
+)
 from numpyro_vips.privacy.secure_random import SecureRandom
 
 
@@ -101,7 +105,18 @@ def test_fixed_sizes_survive_rounding_of_the_rate(rate, num_rows, size):
     assert len(rows) == len(set(rows)) == size
 
 
-@pytest.mark.parametrize(("rate", "num_rows"), [(0.1, 15), (0.01, 10), (0.999, 10)])
+def test_every_quotient_of_two_numbers_of_rows_is_a_rate():
+    for num_rows in (*range(1, 300), 10**6 + 3, 2**31 - 1):
+        sizes = {1, num_rows // 3 + 1, num_rows // 2 + 1, max(1, num_rows - 1)}
+        for size in sizes if num_rows > 300 else range(1, num_rows + 1):
+            assert fixed_batch_size(size / num_rows, num_rows) == size
+
+
+@pytest.mark.parametrize(
+    ("rate", "num_rows"),
+    # The last is the price of 99.99999999 rows, and 100 would be drawn.
+    [(0.1, 15), (0.01, 10), (0.999, 10), (0.3333333333, 300)],
+)
 def test_fixed_sizes_must_be_whole(rate, num_rows):
     with pytest.raises(ValueError, match=r"whole number of rows.*Replacement\(\d"):
         select_rows(
