@@ -28,6 +28,7 @@ import threadpoolctl
 CHECKED = ["numpyro_vips.conjugacy.families"]
 CHECKED_ARRAYS = [
     "numpyro_vips.dpvi",
+    "numpyro_vips.jax_tools.materialized",
     "numpyro_vips.jax_tools.row_sums",
     "numpyro_vips.privacy.batch_selection",
     "numpyro_vips.privacy.exact_gaussian",

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
+from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import double_precision
 
 # One number for each row, and whether each row is part of the batch.
@@ -114,6 +115,8 @@ def counts_in_bins(
     """
     end = jnp.full(1, jnp.inf, edges.dtype)
     above, up_to = jnp.concatenate([-end, edges]), jnp.concatenate([edges, end])
+    # Else XLA may work out a norm anew for each bin, and round it in several ways.
+    norms = materialized(norms)
     # Compared with every edge, not searched for, which takes longer to compile.
     is_in = (norms[:, None] > above) & (norms[:, None] <= up_to)
     counted = (mask & jnp.isfinite(norms))[:, None]
@@ -221,7 +224,7 @@ def in_pieces(
 
     pieces = jax.tree.map(split, rows), split(mask)
     # Else XLA may work on the rows as they were and fill up what comes out.
-    return jax.lax.optimization_barrier(pieces) if missing else pieces
+    return materialized(pieces) if missing else pieces
 
 
 def _zeros_like(partial: Any) -> Any:

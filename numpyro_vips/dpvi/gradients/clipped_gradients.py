@@ -30,6 +30,7 @@ from numpyro_vips.dpvi.gradients.released_leaves import ReleasedLeaves
 from numpyro_vips.dpvi.gradients.row_fingerprints import fingerprint_of_row
 from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import Precision, double_precision
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import (
@@ -300,9 +301,7 @@ class RowGradients:
         }
 
         def norms_of(found: _RowGradient) -> Norms:
-            return jax.vmap(_joint_norm, in_axes=(0, None))(
-                found, in_double(leaf_scales)
-            )
+            return _joint_norms(found, in_double(leaf_scales))
 
         def piece_sum(piece: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
             bound = in_double(clipping_norm)
@@ -379,16 +378,15 @@ class RowGradients:
 
         def gradients(of_rows: Any, rows: Any) -> Any:
             with callers.restored():
-                # Else XLA may work out a number twice, for the norm and for the sum,
-                # and round it in two ways.
-                found = jax.lax.optimization_barrier(of_rows(shared, rows))
+                # The norm and the sum are of the same numbers.
+                found = materialized(of_rows(shared, rows))
             return in_double(found)
 
         if "keys" not in piece:
             own = gradients(self._of_rows, piece["rows"])
             return own, own
         own, redrawn = gradients(self._of_pairs, (piece["rows"], piece["keys"]))
-        norms = jax.vmap(_joint_norm, in_axes=(0, None))(redrawn, in_double(scales))
+        norms = _joint_norms(redrawn, in_double(scales))
         return own, _difference(own, redrawn, norms)
 
     def _rows_at_a_time(
@@ -410,6 +408,11 @@ class RowGradients:
         self, leaves: Mapping[int, Float[Array, "..."]]
     ) -> dict[str, Float[Array, "..."]]:
         return {entry.block.name: entry.joined(leaves) for entry in self._released}
+
+
+def _joint_norms(rows: _RowGradient, scales: Mapping[int, Any]) -> Norms:
+    """`_joint_norm` of rows; whether one is finite is the same wherever it is asked."""
+    return materialized(jax.vmap(_joint_norm, in_axes=(0, None))(rows, scales))
 
 
 def _joint_norm(row: _RowGradient, scales: Mapping[int, Any]) -> Float[Array, ""]:

@@ -108,6 +108,9 @@ class AffineUse:
         Args:
           like: The input, for its shape and dtype.
           frames, coordinates: Results of `isometric`, with a leading axis of rows.
+
+        Guarantees:
+          What a row adds is no longer than its coordinates, whatever its frame holds.
         """
 
         def of_row(value: Any, frame: Sequence[Any]) -> Float[Array, "*use"]:
@@ -128,9 +131,26 @@ class AffineUse:
 
         dtype = jnp.result_type(float)
         frames, coordinates = in_double((frames, coordinates))
+        if self._is_product:
+            (contracted, _) = self.equation.params["dimension_numbers"]
+            axes = tuple(axis + 1 for axis in contracted[1 - self.side])
+            frames = tuple(_at_most_one(frame, axes) for frame in frames)
         shape = jax.ShapeDtypeStruct(like.shape, dtype)
         (found,) = jax.linear_transpose(of_rows, shape)(coordinates)
         return found
+
+
+def _at_most_one(
+    frames: Float[Array, " rows *shape"], axes: tuple[int, ...]
+) -> Float[Array, " rows *shape"]:
+    """Frames of which none is longer than one; zero where one is not finite.
+
+    `_unit` makes them so. But XLA may work out the vector anew for its length and for
+    the quotient, and round it in two ways.
+    """
+    lengths = jnp.sqrt(jnp.sum(frames**2, axis=axes, keepdims=True))
+    shortened = frames / jnp.maximum(lengths, 1.0)
+    return jnp.where(jnp.isfinite(lengths), shortened, 0.0)
 
 
 def _unit(

@@ -22,6 +22,7 @@ from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
+from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import Precision, double_precision
 from numpyro_vips.jax_tools.row_sums import (
     clipping_factor,
@@ -165,7 +166,7 @@ class RowInformation:
 
         def of_piece(rows: Any, mask: Bool[Array, " piece"]) -> Float[Array, "r r"]:
             matrices, is_valid = self._matrices(point, units, rows, callers)
-            norms = _norms(matrices, is_valid)
+            norms = materialized(_norms(matrices, is_valid))
             counts = mask & jnp.isfinite(norms)
             factors = clipping_factor(norms, in_double(clipping_norm))
 
@@ -194,9 +195,8 @@ class RowInformation:
     ) -> _Matrix:
         """The rows' matrices in double precision."""
         with callers.restored():
-            # Else XLA may work out a number twice, for the norm and for the sum, and
-            # round it in two ways.
-            found = jax.lax.optimization_barrier(self._of_rows((point, units), rows))
+            # The norm and the sum are of the same numbers.
+            found = materialized(self._of_rows((point, units), rows))
         return _Matrix(in_double(found.matrix), found.is_valid)
 
     def _matrix_of_row(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
+from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.row_sums import (
     DIAGNOSTICS,
@@ -124,8 +125,10 @@ def _sum_of_contributions(
 ) -> "dict[str, PartialSum]":
     """Clips the rows' contributions and adds them up, in double precision."""
     expected_natural, means, units, _ = inputs
-    norms = jax.vmap(lambda mine: norm_of(program, mine, scales, means, units))(
-        contributions
+    norms = materialized(
+        jax.vmap(lambda mine: norm_of(program, mine, scales, means, units))(
+            contributions
+        )
     )
     weights, usable = clipping_weights(norms, mask, clipping_norm)
     counts = diagnostic_counts(norms, mask, clipping_norm)
@@ -158,7 +161,7 @@ def _sum_of_contributions(
         # A row's terms meet before rows do. Sums of terms that cancel are far larger
         # than their difference, and every row would have a say in how they are rounded.
         gradients = jax.vmap(jax.grad(of_row, argnums=1), in_axes=(0, None))
-        each = jax.lax.optimization_barrier(gradients(contributions, apart))
+        each = materialized(gradients(contributions, apart))
         partial_sums |= {
             name: jnp.tensordot(weights, array, 1) for name, array in each.items()
         }

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from numpyro_vips.conjugacy.algebra.terms import Term
+from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.row_sums import piece_length
 from numpyro_vips.jax_tools.separate_rows import over_rows
 from numpyro_vips.vips.e_step.e_step import couples_latents, moments_of_row
@@ -228,9 +229,8 @@ def row_contributions(
 
     given = jax.tree.map(jnp.asarray, (inputs, dict(scales), state))
     contributions = over_rows(solve)(given, rows)
-    # Else XLA may work out a number twice, for the norm and for the sum, and round it
-    # in two ways.
-    return jax.lax.optimization_barrier(contributions)
+    # The norm and the sum are of the same numbers.
+    return materialized(contributions)
 
 
 def piece_size_of(program: ConjugateProgram) -> int | None:

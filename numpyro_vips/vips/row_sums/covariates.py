@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int64, Shaped
 
+from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import COVARIATES
@@ -209,8 +210,8 @@ def bounded_moments(
       positive semidefinite. A row with a covariate that is not finite adds zero.
     """
     with double_precision():
-        z = _with_one(rows, places, units)
-        norms = jnp.asarray(scale, float) * _norms(z)
+        z = materialized(_with_one(rows, places, units))
+        norms = materialized(jnp.asarray(scale, float) * _norms(z))
         weights, usable = clipping_weights(norms, jnp.asarray(mask), clipping_norm)
         z = where_rows(usable, z)
         return jnp.einsum("r,ri,rj->ij", weights, z, z)

@@ -323,3 +323,35 @@ def test_rows_together_have_the_gradients_that_each_has_alone() -> None:
         for leaf, gradient in together.items():
             same = gradient[number::21]
             np.testing.assert_allclose(same, alone[leaf], atol=1e-5)
+
+
+def hinge(x: Any, y: Any) -> None:
+    """Rows pay for being above w x, and in b for being on one side of zero."""
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    b: Any = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(x)):
+        loss = jnp.maximum(0.0, y - w * x) * x
+        numpyro.factor("loss", b * jnp.where(w * x > 0.0, 1.0, 0.0) - loss)
+
+
+@pytest.mark.optimized
+def test_rows_that_cancel_have_one_gradient_for_the_norm_and_for_the_sum() -> None:
+    """Where w x is rounded before it is taken off y, the gradient is zero, and else it
+    is up to 10²³. XLA 0.10 did one for the norm and the other for the sum."""
+    rng, count, w = np.random.default_rng(0), 256, np.float32(-0.13)
+    x = np.exp(rng.uniform(np.log(1e2), np.log(1e12), count)).astype(np.float32)
+    rows = {"x": x, "y": w * x}
+    model = nv.private(hinge, unit="rows")
+    graph = build_graph(model, bind_arguments(model, tuple(rows.values()), {}))
+    gradient = DpviEngine(graph, has_norms=True).compiled.row_gradients
+
+    @jax.jit
+    def total(loc: Any, rows: Any, mask: Any) -> Any:
+        # As the guide does, which makes its draws in the same program.
+        tree = ({"b": jnp.float32(0.1), "w": 0.125 * loc}, {})
+        at = Shared(tree, jnp.zeros((1, 2)), threefry_key(0))
+        return gradient.bounded_sum(at, rows, mask, {"loc": 1.0}, 1.0)["loc"]
+
+    for number in range(count):
+        found = total(8 * w, rows, np.arange(count) == number)
+        assert np.linalg.norm(found) <= 1.0

@@ -145,6 +145,26 @@ def test_norms_hold_at_any_size(size):
     assert np.linalg.norm(total) <= found * (1 + 1e-7)
 
 
+def test_no_frame_makes_a_row_longer_than_its_coordinates():
+    """XLA may find a length that is not the vector's; see `_at_most_one`."""
+    rng = np.random.default_rng(0)
+    w, x = jnp.zeros((2, 3, 4)), jnp.zeros((2, 3))
+    program = FactoredProgram(
+        jax.make_jaxpr(lambda w, x: jnp.einsum("gi,gij->gj", x, w))(w, x), [0]
+    )
+    use = program.uses[0]
+    coordinates = rng.normal(size=(5, 2, 4)).astype(np.float32)
+    frame = rng.normal(size=(5, 2, 3)).astype(np.float32)
+    frame *= np.array([1e-3, 1.0, 1e10, np.inf, np.nan], np.float32)[:, None, None]
+    for row in range(5):
+        of_row = (jnp.asarray(frame[row][None]),), jnp.asarray(coordinates[row][None])
+        found = use.total(w, *of_row)
+        length = np.linalg.norm(coordinates[row])
+        assert np.linalg.norm(found) <= length * (1 + 1e-6), row
+        if row == 2:
+            np.testing.assert_allclose(np.linalg.norm(found), length, rtol=1e-5)
+
+
 # --- in the engine --------------------------------------------------------------------
 
 
