@@ -342,8 +342,8 @@ class RowGradients:
         (entry,) = self._released
         ones = dict.fromkeys(entry.leaves, 1.0)
         _, found = self._contributions(shared, pairs, ones, callers=callers)
-        lengths = jax.vmap(_joint_norm, in_axes=(0, None))(found, in_double(ones))
-        return jax.vmap(entry.joined)(found.leaves), lengths
+        vectors = jax.vmap(entry.joined)(found.leaves)
+        return materialized(vectors), _joint_norms(found, in_double(ones))
 
     @property
     def pairs_at_a_time(self) -> int:

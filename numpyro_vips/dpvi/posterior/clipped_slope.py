@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import RowGradients, Shared
+from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import Precision, double_precision
 from numpyro_vips.jax_tools.row_sums import (
     Norms,
@@ -101,7 +102,7 @@ class ClippedSlope:
                 shared, piece, callers=callers
             )
             halves = _halves(lengths, gradient_norm)
-            norms = halves * lengths**2
+            norms = materialized(halves * lengths**2)
             counts = mask & jnp.isfinite(norms)
             weights = halves * clipping_factor(norms, in_double(clipping_norm))
 
