@@ -14,6 +14,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _compiled import reads_without_memory
 from _fits import fit_to, vi_of
 from _setups import NAMES, Setup, setup
 
@@ -67,6 +68,16 @@ def test_numbers_of_every_size_are_clipped(name: str) -> None:
         rows[argument] = np.where(each < 0.8, wild, plain).astype(array.dtype)
     rows = {argument: jnp.asarray(array) for argument, array in rows.items()}
     check_rows_are_clipped(this, rows, count)
+
+
+@pytest.mark.parametrize("name", ["linear_regression", "logistic_fixed"])
+def test_all_that_rows_add_is_in_memory_before_it_is_read(name: str) -> None:
+    """Else XLA works it out for the norm and for the sum, and may round in two ways."""
+    this = setup(name)
+    # As many as are worked on together: others are filled up, in memory too.
+    rows = {k: np.resize(of, (64, *of.shape[1:])) for k, of in this.rows.items()}
+    lowered = this._bounded_sum.lower(rows, np.ones(64, bool), NORM)
+    assert not reads_without_memory(lowered.compile(), "rows")
 
 
 def of_counts(y: Any) -> None:

@@ -43,11 +43,14 @@ class AffineUse:
       views: Equations between the input and its use, which only move entries.
       equation: The product with, or the choice by, another operand of the row.
       side: Which operand of the equation the input is.
+      is_given: Whether the other operand is another input, in which no gradient is
+        taken, and not made of any.
     """
 
     views: tuple[jex_core.JaxprEqn, ...]
     equation: jex_core.JaxprEqn
     side: int
+    is_given: bool
 
     @property
     def _is_product(self) -> bool:
@@ -131,7 +134,7 @@ class AffineUse:
 
         dtype = jnp.result_type(float)
         frames, coordinates = in_double((frames, coordinates))
-        if self._is_product:
+        if self._is_product and not self.is_given:
             (contracted, _) = self.equation.params["dimension_numbers"]
             axes = tuple(axis + 1 for axis in contracted[1 - self.side])
             frames = tuple(_at_most_one(frame, axes) for frame in frames)
@@ -145,11 +148,11 @@ def _at_most_one(
 ) -> Float[Array, " rows *shape"]:
     """Frames of which none is longer than one; zero where one is not finite.
 
-    `_unit` makes them so. But XLA may work out the vector anew for its length and for
-    the quotient, and round it in two ways.
+    `_unit` makes them so. But XLA may work out a vector that the program makes anew for
+    its length and for the quotient, and round it in two ways.
     """
     lengths = jnp.sqrt(jnp.sum(frames**2, axis=axes, keepdims=True))
-    shortened = frames / jnp.maximum(lengths, 1.0)
+    shortened = frames * (1.0 / jnp.maximum(lengths, 1.0))
     return jnp.where(jnp.isfinite(lengths), shortened, 0.0)
 
 
@@ -193,7 +196,11 @@ class FactoredProgram:
         """Looks for uses of some inputs; `program` takes floats, integers and keys."""
         # Derivatives are taken of what runs here, so they stay their authors'.
         self._program = inlined(program, keep_rules=True)
-        found = {number: _only_use(self._program, number) for number in inputs}
+        inputs = frozenset(inputs)
+        others = [
+            x for i, x in enumerate(self._program.jaxpr.invars) if i not in inputs
+        ]
+        found = {i: _only_use(self._program, i, others) for i in inputs}
         self.uses = {number: use for number, use in found.items() if use is not None}
 
     def __call__(
@@ -228,8 +235,16 @@ class FactoredProgram:
         return results, dict(others)
 
 
-def _only_use(program: jex_core.ClosedJaxpr, number: int) -> AffineUse | None:
-    """The one affine use of an input; None if there is none or another beside it."""
+def _only_use(
+    program: jex_core.ClosedJaxpr, number: int, given: Sequence[Any]
+) -> AffineUse | None:
+    """The one affine use of an input; None if there is none or another beside it.
+
+    Args:
+      program: It has one level.
+      number: That of the input.
+      given: The inputs that no gradient is taken in, as those of the row.
+    """
     var, views = program.jaxpr.invars[number], []
     if not jnp.issubdtype(aval_of(var).dtype, jnp.floating):
         return None
@@ -247,7 +262,20 @@ def _only_use(program: jex_core.ClosedJaxpr, number: int) -> AffineUse | None:
         var = result
     if not _is_isometric(equation, side):
         return None
-    return AffineUse(views=tuple(views), equation=equation, side=side)
+    is_given = _is_one_of(given, equation.invars[1 - side], program)
+    return AffineUse(
+        views=tuple(views), equation=equation, side=side, is_given=is_given
+    )
+
+
+def _is_one_of(
+    given: Sequence[Any], operand: Any, program: jex_core.ClosedJaxpr
+) -> bool:
+    """Whether an operand is one of some inputs, its entries moved at most."""
+    made = {id(x): each for each in program.jaxpr.eqns for x in each.outvars}
+    while id(operand) in made and made[id(operand)].primitive.name in _VIEWS:
+        operand = made[id(operand)].invars[0]
+    return any(operand is x for x in given)
 
 
 def _is_isometric(equation: jex_core.JaxprEqn, side: int) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _compiled import reads_without_memory
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
@@ -355,3 +356,20 @@ def test_rows_that_cancel_have_one_gradient_for_the_norm_and_for_the_sum() -> No
     for number in range(count):
         found = total(8 * w, rows, np.arange(count) == number)
         assert np.linalg.norm(found) <= 1.0
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("has_units", [False, True])
+def test_all_that_rows_add_is_in_memory_before_it_is_read(has_units: bool) -> None:
+    row_gradients, shared = gradients()
+    if has_units:
+        released = [ReleasedLeaves(Block(name="w", shape=(4,)), (0, 1))]
+        program = row_gradients._closed  # pyright: ignore[reportPrivateUsage]
+        row_gradients = RowGradients(program, released, num_particles=1)
+        shared = shared._replace(units=jnp.eye(4))
+    # As many as are worked on together: others are filled up, in memory too.
+    rows = {name: np.resize(of, (64, *of.shape[1:])) for name, of in ROWS.items()}
+    scales = {"w": 1.0} if has_units else {"w": 1.0, "b": 1.0}
+    total = jax.jit(row_gradients.bounded_sum)
+    lowered = total.lower(shared, rows, np.ones(64, bool), scales, 1.0)
+    assert not reads_without_memory(lowered.compile(), "rows")

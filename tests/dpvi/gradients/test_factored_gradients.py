@@ -150,9 +150,10 @@ def test_no_frame_makes_a_row_longer_than_its_coordinates():
     rng = np.random.default_rng(0)
     w, x = jnp.zeros((2, 3, 4)), jnp.zeros((2, 3))
     program = FactoredProgram(
-        jax.make_jaxpr(lambda w, x: jnp.einsum("gi,gij->gj", x, w))(w, x), [0]
+        jax.make_jaxpr(lambda w, x: jnp.einsum("gi,gij->gj", x - 1, w))(w, x), [0]
     )
     use = program.uses[0]
+    assert not use.is_given
     coordinates = rng.normal(size=(5, 2, 4)).astype(np.float32)
     frame = rng.normal(size=(5, 2, 3)).astype(np.float32)
     frame *= np.array([1e-3, 1.0, 1e10, np.inf, np.nan], np.float32)[:, None, None]
@@ -163,6 +164,24 @@ def test_no_frame_makes_a_row_longer_than_its_coordinates():
         assert np.linalg.norm(found) <= length * (1 + 1e-6), row
         if row == 2:
             np.testing.assert_allclose(np.linalg.norm(found), length, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_given"),
+    [
+        (lambda w, x: x @ w, True),
+        (lambda w, x: x.reshape(3, 2).T.ravel() @ w, True),
+        (lambda w, x: x.reshape(2, 3).reshape(6) @ w, True),
+        (lambda w, x: (x - 1) @ w, False),
+        (lambda w, x: jnp.tanh(x) @ w, False),
+        (lambda w, x: jnp.ones(6) @ w + x.sum(), False),
+    ],
+)
+def test_inputs_are_told_from_what_is_made_of_them(function, is_given):
+    program = jax.make_jaxpr(function)(jnp.zeros((6, 2)), jnp.zeros(6))
+    assert FactoredProgram(program, [0]).uses[0].is_given == is_given
+    if is_given:
+        assert not FactoredProgram(program, [0, 1]).uses[0].is_given
 
 
 # --- in the engine --------------------------------------------------------------------
