@@ -122,7 +122,8 @@ def kept_if_lost(
     """Hands over what was paid for where nothing can be made of it.
 
     At bounds or under noise of extreme size a matrix may be singular, or a number too
-    large. An error then is not to take away what has been released.
+    large. An error then is not to take away what has been released. Errors that say
+    nothing of numbers, as that memory is full, are raised as they are.
 
     Args:
       engine, options: Of the fit.
@@ -130,11 +131,12 @@ def kept_if_lost(
       last: A release that is no part of the state yet.
 
     Raises:
-      UnusablePosteriorError: Something else was raised, under privacy.
+      UnusablePosteriorError: An error of arithmetic or of values was raised, under
+        privacy.
     """
     try:
         yield
-    except Exception as error:
+    except (ArithmeticError, ValueError) as error:
         if not options.private or isinstance(error, UnusablePosteriorError):
             raise
         raise UnusablePosteriorError(
