@@ -595,7 +595,7 @@ def redrawn_scores(
     )
 
     def redrawing(steps: Sequence[Step]) -> Step:
-        return next(step for step in steps if step.redraws)
+        return next(step for step in steps if step.redraws and not step.is_aside)
 
     step, found = _released(case, case.vi(), redrawing, count, noise_multiplier)
     absent, present = (

@@ -13,6 +13,7 @@ import pytest
 from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior, NormalPosterior
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
 from numpyro_vips.dpvi.posterior.score_likelihood import POWER
@@ -391,8 +392,19 @@ def test_before_the_information_the_posterior_is_the_guide():
     assert kinds[18:] == [NoiseAwarePosterior] * 2
 
 
-def test_the_noise_that_is_added_is_the_noise_that_is_stated():
+def test_the_noise_that_is_added_is_the_noise_that_is_stated(monkeypatch):
+    """Rows are redrawn in each release: noise is by what it differs from its sum."""
     X, y, _ = table()
+    sums = []
+    bounded_sum = DpviEngine.bounded_sum
+
+    def watched(self: Any, *args: Any, **options: Any) -> Any:
+        assert options["row_keys"] is not None
+        found = bounded_sum(self, *args, **options)
+        sums.append(np.array(found[INFORMATION]))
+        return found
+
+    monkeypatch.setattr(DpviEngine, "bounded_sum", watched)
     vi = vi_of(linear, engine="dpvi", clipping_norm=2.0)
     prepared = vi._prepare_fit((X, y), {})[0]
     (step,) = [s for s in prepared.steps if s.informs]
@@ -400,17 +412,19 @@ def test_the_noise_that_is_added_is_the_noise_that_is_stated():
     state = engine.initial_state(KEY)
     with pytest.warns(UserWarning, match="insecure_seed"):
         random = SecureRandom(insecure_seed=0)
-    found = [
+    released = [
         release(arguments, engine, step, state, random, None)[INFORMATION]
         for _ in range(300)
     ]
+    assert len(sums) == len(released)
+    found = np.array(released) - np.array(sums)
     stddev = step.mechanism.block_noise_stddev(INFORMATION)
     assert stddev == pytest.approx(4.0 * step.noise_multiplier)
     measured = np.std(found, axis=0)
     np.testing.assert_allclose(np.diag(measured), stddev, rtol=0.15)
     off = measured[np.triu_indices(3, 1)]
     np.testing.assert_allclose(off, stddev / math.sqrt(2.0), rtol=0.15)
-    assert all((matrix == matrix.T).all() for matrix in found)
+    assert all((matrix == matrix.T).all() for matrix in released)
 
 
 @pytest.mark.slow
