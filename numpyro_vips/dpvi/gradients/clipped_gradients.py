@@ -144,6 +144,8 @@ class RowGradients:
         self.of_pair = None if redraw is None else jax.jit(self._pair_of_gradients)
         self._of_rows = over_rows(self.of_row)
         self._of_pairs = over_rows(self.of_pair or self.of_row)
+        # Of the operations of `of_pair`, whose program has been looked at.
+        self._of_redrawn = over_rows(jax.jit(self._pair_of_redrawn))
 
     def _gradient_of_row(
         self, program: FactoredProgram, shared: Shared, row: Mapping[str, Any]
@@ -226,6 +228,21 @@ class RowGradients:
             self._gradient_of_row(self._whole, shared, row),
             self._gradient_of_row(self._whole, shared, redrawn),
         )
+
+    def _pair_of_redrawn(
+        self, shared: Shared, row_and_key: tuple[Mapping[str, Any], UInt32[Array, "2"]]
+    ) -> tuple[_RowGradient, _RowGradient]:
+        """The gradients of two rows drawn in a row's place, if it may count itself."""
+        assert self._redraw is not None
+        row, bits = row_and_key
+        first, second = (
+            self._gradient_of_row(
+                self._whole, shared, self._redraw(shared.tree, row, key)
+            )
+            for key in jax.random.split(as_threefry(bits))
+        )
+        own = self._gradient_of_row(self._whole, shared, row)
+        return first._replace(is_valid=first.is_valid & own.is_valid), second
 
     def norms(
         self,
@@ -329,10 +346,11 @@ class RowGradients:
     def differences(
         self, shared: Shared, pairs: Mapping[str, Any], *, callers: Precision
     ) -> tuple[Float[Array, "rows size"], Norms]:
-        """Rows' gradients less those of redrawn rows, as vectors, and their lengths.
+        """Differences of gradients of two rows that are drawn in a row's place.
 
-        In double precision, within which this is called; not yet private. A length is
-        not a number where the row counts as zero.
+        As vectors, with their lengths, in double precision, within which this is
+        called; not yet private. A length is not a number where the row counts as zero,
+        or where the redrawn ones would.
 
         Args:
           shared: What all rows share.
@@ -341,7 +359,12 @@ class RowGradients:
         """
         (entry,) = self._released
         ones = dict.fromkeys(entry.leaves, 1.0)
-        _, found = self._contributions(shared, pairs, ones, callers=callers)
+        with callers.restored():
+            both = self._of_redrawn(shared, (pairs["rows"], pairs["keys"]))
+            first, second = materialized(both)
+        first, second = in_double((first, second))
+        leaves = {leaf: of - second.leaves[leaf] for leaf, of in first.leaves.items()}
+        found = _RowGradient(leaves, {}, first.is_valid & second.is_valid)
         vectors = jax.vmap(entry.joined)(found.leaves)
         return materialized(vectors), _joint_norms(found, in_double(ones))
 

@@ -12,6 +12,10 @@ rows in the tails of their distribution, and so most in the directions that thes
 speak of, such as the degrees of freedom of a Student t: an information that is clipped
 in its own way says that those are known more surely than the sums say.
 
+Here d is the difference between two rows that the model draws, given the row's
+covariates. Where the model is right that is the same. With the row itself, rows that
+vary more than the model says would make S larger, and intervals narrower.
+
 A row adds ½ clip(d) dᵀ, which is as long as d and no longer, where the information is
 as long as its square.
 """

@@ -13,8 +13,10 @@ from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.gradients.redrawn_rows import redrawing
 from numpyro_vips.dpvi.iterates import DpviState
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.privacy.releases import INFORMATION
 
@@ -81,13 +83,29 @@ def summed(
 
 
 def differences(rows: dict[str, np.ndarray], keys: np.ndarray) -> np.ndarray:
-    """d = g − g*, row by row, by the sums that steps release."""
-    return np.array(
-        [
-            summed(rows, keys, name="loc", mask=np.arange(len(keys)) == number)
-            for number in range(len(keys))
-        ]
-    )
+    """d, row by row: of the scores of two rows that the model draws in its place."""
+    engine = engine_of(rows)
+    redraw: Any = redrawing(engine.program.graph, engine.space)
+    state = state_of(engine)
+    assert state.coordinates is not None
+    tree = (engine.space.split(state.average.guide["loc"]), {})
+    units = np.array([site.unit for site in engine.space.sites])
+    level, slope = np.float64(AT)
+
+    def score(row: Any) -> np.ndarray:
+        x, y = float(row["x"]), float(row["y"])
+        away = y - level - slope * x
+        by_location = 4.0 * away / (3.0 + away**2)
+        in_globals = units * by_location * np.array([1.0, x])
+        return in_globals @ state.coordinates.units
+
+    found = []
+    for number, bits in enumerate(keys):
+        row = {name: of[number] for name, of in rows.items()}
+        both = jax.random.split(as_threefry(bits))
+        first, second = (score(redraw(tree, row, key)) for key in both)
+        found.append(first - second)
+    return np.array(found)
 
 
 def test_a_row_adds_half_of_its_clipped_difference_times_the_difference() -> None:
@@ -105,6 +123,20 @@ def test_a_row_adds_half_of_its_clipped_difference_times_the_difference() -> Non
     found = summed(rows, keys, bound)
     np.testing.assert_allclose(found, (weights * d.T) @ d, rtol=1e-4)
     np.testing.assert_array_equal(found, found.T)
+
+
+def test_it_does_not_depend_on_what_a_row_observes() -> None:
+    """Data that vary more than the model would make it larger, intervals narrower."""
+    rows = table()
+    keys = keys_of(rows)
+    expected = summed(rows, keys)
+    rows["y"] *= 30.0
+    np.testing.assert_array_equal(summed(rows, keys), expected)
+    rows["y"][4] = np.nan
+    without = {name: np.delete(of, 4, 0) for name, of in rows.items()}
+    np.testing.assert_allclose(
+        summed(rows, keys), summed(without, np.delete(keys, 4, 0)), rtol=1e-12
+    )
 
 
 def test_norms_are_counted_as_they_are_clipped_by() -> None:

@@ -196,7 +196,8 @@ def test_the_variance_has_two_parts(result: Any, tmp_path: Any):
     draws = np.asarray(result.sample_posterior(KEY, (4000,))["w"])
     np.testing.assert_allclose(parts.data + parts.privacy, draws.var(0), rtol=0.35)
     exact = np.diag(np.linalg.inv(np.eye(3) + X.T @ X / 0.25))
-    np.testing.assert_allclose(parts.data, exact, rtol=0.5)
+    # What is clipped off the matrices of rows makes it larger.
+    assert np.all((0.6 * exact < parts.data) & (parts.data < 2.2 * exact))
     assert (parts.privacy > 0).all()
     ratios = np.sqrt((parts.data + parts.privacy) / parts.data)
     assert result.diagnostics["width_ratio"]["w"] == pytest.approx(
