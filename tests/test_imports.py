@@ -220,6 +220,7 @@ TESTED_ELSEWHERE = {
     "dpvi/reading.py": "by its posteriors, posterior/test_noise_aware.py",
     "dpvi/unconstrained_elbo.py": "by what is found in it, test_centred_effects.py",
     "dpvi/row_programs.py": "by their sums, gradients/test_clipped_gradients.py",
+    "dpvi/posterior/row_matrices.py": "by sums, posterior/test_row_information.py",
     "fitting/engine.py": "a protocol without code",
     "fitting/plan.py": "by what explain says, fitting/test_explanation.py",
     "fitting/schedule_options.py": "by what they plan, fitting/test_schedule.py",

@@ -44,7 +44,10 @@ class RowPrograms:
 
     def __init__(self, compiled: CompiledModel) -> None:
         self._compiled = compiled
-        self._slope = ClippedSlope(compiled.row_gradients)
+        self._slope = ClippedSlope(
+            compiled.row_gradients,
+            0 if compiled.noise_aware is None else compiled.noise_aware.num_read,
+        )
         self.bounded_sum = jit_ahead(self._bounded_sum)
         self.bounded_matrix = jit_ahead(self._bounded_matrix, static_argnums=0)
         self.norms = jit_unoptimized(self._norms)

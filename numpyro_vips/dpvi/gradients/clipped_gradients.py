@@ -46,6 +46,8 @@ from numpyro_vips.jax_tools.separate_rows import check_row_program, over_rows
 
 # Per-row gradients are held for so many numbers at a time.
 _MOST_GRADIENT_NUMBERS = 2**23
+# Pairs of rows that are drawn in a row's place where its own gradient is not asked for.
+_PAIRS = 16
 
 
 class Shared(NamedTuple):
@@ -145,7 +147,7 @@ class RowGradients:
         self._of_rows = over_rows(self.of_row)
         self._of_pairs = over_rows(self.of_pair or self.of_row)
         # Of the operations of `of_pair`, whose program has been looked at.
-        self._of_redrawn = over_rows(jax.jit(self._pair_of_redrawn))
+        self._of_redrawn = over_rows(jax.jit(self._pairs_of_redrawn))
 
     def _gradient_of_row(
         self, program: FactoredProgram, shared: Shared, row: Mapping[str, Any]
@@ -229,18 +231,24 @@ class RowGradients:
             self._gradient_of_row(self._whole, shared, redrawn),
         )
 
-    def _pair_of_redrawn(
+    def _pairs_of_redrawn(
         self, shared: Shared, row_and_key: tuple[Mapping[str, Any], UInt32[Array, "2"]]
     ) -> tuple[_RowGradient, _RowGradient]:
-        """The gradients of two rows drawn in a row's place, if it may count itself."""
+        """Gradients of pairs of rows drawn in a row's place; pairs are the first axis.
+
+        They may count if the row may itself.
+        """
         assert self._redraw is not None
+        redraw = self._redraw
         row, bits = row_and_key
-        first, second = (
-            self._gradient_of_row(
-                self._whole, shared, self._redraw(shared.tree, row, key)
+
+        def gradient(key: PRNGKeyArray) -> _RowGradient:
+            return self._gradient_of_row(
+                self._whole, shared, redraw(shared.tree, row, key)
             )
-            for key in jax.random.split(as_threefry(bits))
-        )
+
+        keys = jax.random.split(as_threefry(bits), (2, _PAIRS))
+        first, second = (jax.vmap(gradient)(of) for of in keys)
         own = self._gradient_of_row(self._whole, shared, row)
         return first._replace(is_valid=first.is_valid & own.is_valid), second
 
@@ -344,35 +352,33 @@ class RowGradients:
             return self._blocks(total.leaves) | total.counts
 
     def differences(
-        self, shared: Shared, pairs: Mapping[str, Any], *, callers: Precision
-    ) -> tuple[Float[Array, "rows size"], Norms]:
-        """Differences of gradients of two rows that are drawn in a row's place.
+        self, shared: Shared, rows_and_keys: Mapping[str, Any], *, callers: Precision
+    ) -> tuple[Float[Array, "rows pairs size"], Bool[Array, " rows"]]:
+        """Differences of gradients of pairs of rows that are drawn in a row's place.
 
-        As vectors, with their lengths, in double precision, within which this is
-        called; not yet private. A length is not a number where the row counts as zero,
-        or where the redrawn ones would.
+        As vectors in double precision, within which this is called; not yet private.
+        With it comes whether the row may count: it could itself, and so could all of
+        the redrawn ones.
 
         Args:
           shared: What all rows share.
-          pairs: `"rows"`, and their `"keys"`; see `bounded_sum`.
+          rows_and_keys: `"rows"`, and their `"keys"`; see `bounded_sum`.
           callers: How exactly rows are worked on.
         """
         (entry,) = self._released
-        ones = dict.fromkeys(entry.leaves, 1.0)
+        given = rows_and_keys["rows"], rows_and_keys["keys"]
         with callers.restored():
-            both = self._of_redrawn(shared, (pairs["rows"], pairs["keys"]))
-            first, second = materialized(both)
-        first, second = in_double((first, second))
-        leaves = {leaf: of - second.leaves[leaf] for leaf, of in first.leaves.items()}
-        found = _RowGradient(leaves, {}, first.is_valid & second.is_valid)
-        vectors = jax.vmap(entry.joined)(found.leaves)
-        return materialized(vectors), _joint_norms(found, in_double(ones))
+            first, second = materialized(self._of_redrawn(shared, given))
+        is_valid = jnp.all(first.is_valid & second.is_valid, axis=1)
+        joined = jax.vmap(jax.vmap(entry.joined))
+        one, other = (joined(in_double(of.leaves)) for of in (first, second))
+        return materialized(one - other), is_valid
 
     @property
     def pairs_at_a_time(self) -> int:
         """How many rows `differences` are taken of together."""
         (entry,) = self._released
-        size = 2 * math.prod(entry.block.shape) * self._num_particles
+        size = 2 * _PAIRS * math.prod(entry.block.shape) * self._num_particles
         return piece_length(size, _MOST_GRADIENT_NUMBERS)
 
     def _pieces(self, rows: Mapping[str, Any], row_keys: Any) -> dict[str, Any]:

@@ -16,18 +16,22 @@ Here d is the difference between two rows that the model draws, given the row's
 covariates. Where the model is right that is the same. With the row itself, rows that
 vary more than the model says would make S larger, and intervals narrower.
 
-A row adds ½ clip(d) dᵀ, which is as long as d and no longer, where the information is
-as long as its square.
+A row adds the average of ½ clip(d) dᵀ over several pairs of such rows. The average has
+shorter tails than its terms, so that it is clipped to a smaller norm, under less noise.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import RowGradients, Shared
+from numpyro_vips.dpvi.posterior.row_matrices import (
+    matrices_at_a_time,
+    matrix_norms,
+    sum_of_clipped,
+)
 from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import Precision, double_precision
 from numpyro_vips.jax_tools.row_sums import (
@@ -42,14 +46,16 @@ from numpyro_vips.jax_tools.row_sums import (
 class ClippedSlope:
     """The matrices ½ clip(d) dᵀ of rows, and their clipped sum."""
 
-    def __init__(self, row_gradients: RowGradients) -> None:
+    def __init__(self, row_gradients: RowGradients, size: int) -> None:
         """Traces nothing yet.
 
         Args:
           row_gradients: What d is made of, for a model whose rows can be drawn anew and
             whose steps release a single block.
+          size: That of the block.
         """
         self._gradients = row_gradients
+        self._size = size
 
     def norms(
         self,
@@ -70,13 +76,13 @@ class ClippedSlope:
         """
 
         def of_piece(piece: Any) -> Norms:
-            _, lengths = self._gradients.differences(shared, piece, callers=callers)
-            return _halves(lengths, gradient_norm) * lengths**2
+            found = self._matrices(shared, piece, gradient_norm, callers)
+            return matrix_norms(*found)
 
         callers = Precision.of_caller()
         pieces = {"rows": rows, "keys": row_keys}
         with double_precision():
-            return map_over_rows(of_piece, pieces, self._gradients.pairs_at_a_time)
+            return map_over_rows(of_piece, pieces, self._at_a_time)
 
     def bounded_sum(
         self,
@@ -102,31 +108,30 @@ class ClippedSlope:
         """
 
         def of_piece(piece: Any, mask: Bool[Array, " piece"]) -> Float[Array, "r r"]:
-            vectors, lengths = self._gradients.differences(
-                shared, piece, callers=callers
-            )
-            halves = _halves(lengths, gradient_norm)
-            norms = materialized(halves * lengths**2)
-            counts = mask & jnp.isfinite(norms)
-            weights = halves * clipping_factor(norms, in_double(clipping_norm))
-
-            def with_row(row: Any, total: Float[Array, "r r"]) -> Float[Array, "r r"]:
-                matrix = weights[row] * vectors[row][:, None] * vectors[row][None, :]
-                return total + jnp.where(counts[row], matrix, 0.0)
-
-            size = vectors.shape[1]
-            zero = jnp.zeros((size, size), vectors.dtype)
-            return jax.lax.fori_loop(0, len(vectors), with_row, zero)
+            found = self._matrices(shared, piece, gradient_norm, callers)
+            return sum_of_clipped(found[0], matrix_norms(*found), mask, clipping_norm)
 
         callers = Precision.of_caller()
         pieces = {"rows": rows, "keys": row_keys}
         with double_precision():
-            size = self._gradients.pairs_at_a_time
-            total, _ = sum_over_rows(of_piece, pieces, mask, size)
+            total, _ = sum_over_rows(of_piece, pieces, mask, self._at_a_time)
             # Symmetric but for rounding; this makes no matrix longer.
             return 0.5 * (total + total.T)
 
+    def _matrices(
+        self, shared: Shared, piece: Any, gradient_norm: Any, callers: Precision
+    ) -> tuple[Float[Array, "rows read read"], Bool[Array, " rows"]]:
+        """The rows' matrices, and whether a row may count."""
+        d, is_valid = self._gradients.differences(shared, piece, callers=callers)
+        lengths = jnp.sqrt(jnp.sum(d**2, axis=-1))
+        weights = clipping_factor(lengths, in_double(gradient_norm)) / d.shape[1]
+        matrices = 0.5 * jnp.einsum("nk,nki,nkj->nij", weights, d, d)
+        return materialized(matrices), is_valid
 
-def _halves(lengths: Norms, gradient_norm: Any) -> Norms:
-    """½ |clip(d)| / |d| for each length |d|."""
-    return 0.5 * clipping_factor(lengths, in_double(gradient_norm))
+    @property
+    def _at_a_time(self) -> int:
+        pairs, matrices = (
+            self._gradients.pairs_at_a_time,
+            matrices_at_a_time(self._size),
+        )
+        return min(pairs, matrices)

@@ -19,16 +19,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.dpvi.gradients.coordinates import Units
+from numpyro_vips.dpvi.posterior.row_matrices import (
+    matrices_at_a_time,
+    matrix_norms,
+    sum_of_clipped,
+)
 from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
 from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import Precision, double_precision
 from numpyro_vips.jax_tools.row_sums import (
-    clipping_factor,
     in_double,
     map_over_rows,
-    piece_length,
     sum_over_rows,
 )
 from numpyro_vips.jax_tools.separate_rows import over_rows
@@ -37,10 +40,6 @@ from numpyro_vips.privacy.releases import INFORMATION
 
 # Unconstrained globals, those that rows depend on first.
 Point = Float[Array, " size"]
-
-# Matrices of rows are held for so many numbers at a time: what fits a processor's cache
-# is summed four times as quickly as what does not.
-_MOST_NUMBERS = 2**20
 
 
 class _Matrix(NamedTuple):
@@ -141,7 +140,7 @@ class RowInformation:
         """
 
         def of_piece(rows: Any) -> Float[Array, " piece"]:
-            return _norms(*self._matrices(point, units, rows, callers))
+            return matrix_norms(*self._matrices(point, units, rows, callers))
 
         callers = Precision.of_caller()
         with double_precision():
@@ -166,18 +165,8 @@ class RowInformation:
 
         def of_piece(rows: Any, mask: Bool[Array, " piece"]) -> Float[Array, "r r"]:
             matrices, is_valid = self._matrices(point, units, rows, callers)
-            norms = materialized(_norms(matrices, is_valid))
-            counts = mask & jnp.isfinite(norms)
-            factors = clipping_factor(norms, in_double(clipping_norm))
-
-            def with_row(row: Any, total: Float[Array, "r r"]) -> Float[Array, "r r"]:
-                shortened = factors[row] * matrices[row]
-                return total + jnp.where(counts[row], shortened, 0.0)
-
-            # One row after the other: XLA's own sum over rows goes through all of them
-            # for each entry, and takes ten times as long for large matrices.
-            zero = jnp.zeros_like(matrices[0])
-            return jax.lax.fori_loop(0, len(matrices), with_row, zero)
+            norms = matrix_norms(matrices, is_valid)
+            return sum_of_clipped(matrices, norms, mask, clipping_norm)
 
         callers = Precision.of_caller()
         with double_precision():
@@ -188,7 +177,7 @@ class RowInformation:
     @property
     def _at_a_time(self) -> int:
         size, _ = self.block.shape
-        return piece_length(size**2, _MOST_NUMBERS)
+        return matrices_at_a_time(size)
 
     def _matrices(
         self, point: Point, units: Units | None, rows: Any, callers: Precision
@@ -229,10 +218,3 @@ class RowInformation:
             matrix = first[:, None] * first[None, :]
         in_range = indices_in_range(self._program, self._inputs(point, row))
         return _Matrix(matrix, in_range & in_support & jnp.isfinite(value))
-
-
-def _norms(
-    matrices: Float[Array, "rows read read"], is_valid: Bool[Array, " rows"]
-) -> Float[Array, " rows"]:
-    norms = jnp.sqrt(jnp.sum(matrices**2, axis=(-2, -1)))
-    return jnp.where(is_valid, norms, jnp.nan)

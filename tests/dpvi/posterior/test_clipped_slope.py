@@ -13,6 +13,7 @@ from _fits import vi_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.gradients.clipped_gradients import _PAIRS as PAIRS
 from numpyro_vips.dpvi.gradients.redrawn_rows import redrawing
 from numpyro_vips.dpvi.iterates import DpviState
 from numpyro_vips.handlers import private
@@ -83,45 +84,57 @@ def summed(
 
 
 def differences(rows: dict[str, np.ndarray], keys: np.ndarray) -> np.ndarray:
-    """d, row by row: of the scores of two rows that the model draws in its place."""
+    """d, by row and pair: of the scores of two rows drawn in its place."""
     engine = engine_of(rows)
     redraw: Any = redrawing(engine.program.graph, engine.space)
     state = state_of(engine)
     assert state.coordinates is not None
     tree = (engine.space.split(state.average.guide["loc"]), {})
+    coordinates = np.asarray(state.coordinates.units)
     units = np.array([site.unit for site in engine.space.sites])
-    level, slope = np.float64(AT)
+    level, slope = AT.tolist()
 
     def score(row: Any) -> np.ndarray:
         x, y = float(row["x"]), float(row["y"])
         away = y - level - slope * x
         by_location = 4.0 * away / (3.0 + away**2)
         in_globals = units * by_location * np.array([1.0, x])
-        return in_globals @ state.coordinates.units
+        return in_globals @ coordinates
 
-    found = []
+    drawing = jax.jit(
+        lambda row, keys: jax.vmap(lambda key: redraw(tree, row, key))(keys)
+    )
+    found: list[np.ndarray] = []
     for number, bits in enumerate(keys):
         row = {name: of[number] for name, of in rows.items()}
-        both = jax.random.split(as_threefry(bits))
-        first, second = (score(redraw(tree, row, key)) for key in both)
-        found.append(first - second)
+        pairs: list[Any] = []
+        both: Any = jax.random.split(as_threefry(bits), (2, PAIRS))
+        for of_pairs in (both[0], both[1]):
+            drawn = drawing(row, of_pairs)
+            each = zip(np.asarray(drawn["x"]), np.asarray(drawn["y"]), strict=True)
+            pairs.append([score({"x": x, "y": y}) for x, y in each])
+        found.append(np.subtract(*pairs))
     return np.array(found)
 
 
-def test_a_row_adds_half_of_its_clipped_difference_times_the_difference() -> None:
+def matrices(d: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(d, axis=-1)
+    assert 0.2 < np.mean(lengths > NORM) < 0.8
+    weights = 0.5 * np.minimum(1.0, NORM / lengths) / d.shape[1]
+    return np.einsum("nk,nki,nkj->nij", weights, d, d)
+
+
+def test_a_row_adds_half_of_clipped_differences_times_differences() -> None:
     rows = table()
     keys = keys_of(rows)
-    d = differences(rows, keys)
-    lengths = np.linalg.norm(d, axis=1)
-    assert 0.2 < np.mean(lengths > NORM) < 0.8
-    weights = 0.5 * np.minimum(1.0, NORM / lengths)
-    np.testing.assert_allclose(summed(rows, keys), (weights * d.T) @ d, rtol=1e-4)
+    of_rows = matrices(differences(rows, keys))
+    np.testing.assert_allclose(summed(rows, keys), of_rows.sum(0), rtol=1e-4)
     # And where the matrices are clipped themselves.
-    norms = weights * lengths**2
+    norms = np.linalg.norm(of_rows, axis=(1, 2))
     bound = float(np.median(norms))
-    weights *= np.minimum(1.0, bound / norms)
+    expected = np.einsum("n,nij->ij", np.minimum(1.0, bound / norms), of_rows)
     found = summed(rows, keys, bound)
-    np.testing.assert_allclose(found, (weights * d.T) @ d, rtol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
     np.testing.assert_array_equal(found, found.T)
 
 
@@ -142,9 +155,8 @@ def test_it_does_not_depend_on_what_a_row_observes() -> None:
 def test_norms_are_counted_as_they_are_clipped_by() -> None:
     rows = table()
     keys = keys_of(rows)
-    lengths = np.linalg.norm(differences(rows, keys), axis=1)
-    norms = 0.5 * np.minimum(1.0, NORM / lengths) * lengths**2
-    edges = np.geomspace(1e-3, 1e3, 13)
+    norms = np.linalg.norm(matrices(differences(rows, keys)), axis=(1, 2))
+    edges = np.geomspace(1e-2, 1e1, 41)
     engine = engine_of(rows)
     found = engine.norm_counts(
         state_of(engine),

@@ -187,11 +187,11 @@ def test_where_latents_of_rows_are_solved_for_it_is_the_scores_square():
 
 
 def test_a_pass_of_many_rows_is_the_sum_over_its_rows(monkeypatch):
-    from numpyro_vips.dpvi.posterior import row_information
+    from numpyro_vips.dpvi.posterior import row_matrices
 
     X, y = table(320)  # Chunks are multiples of 64.
     whole = summed(engine_for(logistic, X, y), LOC, {"X": X, "y": y}, 0.2)
-    monkeypatch.setattr(row_information, "_MOST_NUMBERS", 64 * 9)
+    monkeypatch.setattr(row_matrices, "_MOST_NUMBERS", 64 * 9)
     pieces = summed(new_engine(logistic, X, y), LOC, {"X": X, "y": y}, 0.2)
     np.testing.assert_allclose(pieces, whole, rtol=1e-6)
 
