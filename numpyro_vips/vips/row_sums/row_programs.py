@@ -112,8 +112,7 @@ class RowPrograms:
         self.norms = jit_unoptimized(self._norms, static_argnums=2)
         self._entries_of_rows = jit_unoptimized(
             lambda inputs, rows, names: {
-                name: columns_of_rows(program, inputs, rows, name, local_steps)
-                for name in names
+                name: self._columns_of_rows(inputs, rows, name) for name in names
             },
             static_argnums=2,
         )
