@@ -623,10 +623,8 @@ class DpviEngine(Abilities):
         """Where rows are asked for a matrix: on the way at the last iterate, near the
         end at the average."""
         at = state.variational if name == SECOND_MOMENTS else state.average
-        key, draws = self.program.draws(state.key, state.step)
         norm = math.inf if state.gradient_norm is None else state.gradient_norm
-        inputs = RowInputs(at, key, draws, self._units(state))
-        return Place(inputs, norm)
+        return Place(self._inputs(state)._replace(variational=at), norm)
 
     def _inputs(self, state: DpviState) -> RowInputs:
         """Where, and in which coordinates, rows are asked for gradients."""

@@ -28,19 +28,14 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import RowGradients, Shared
 from numpyro_vips.dpvi.posterior.row_matrices import (
+    MatricesOf,
+    bounded_sum_of_matrices,
     matrices_at_a_time,
-    matrix_norms,
-    sum_of_clipped,
+    norms_of_matrices,
 )
 from numpyro_vips.jax_tools.materialized import materialized
-from numpyro_vips.jax_tools.precision import Precision, double_precision
-from numpyro_vips.jax_tools.row_sums import (
-    Norms,
-    clipping_factor,
-    in_double,
-    map_over_rows,
-    sum_over_rows,
-)
+from numpyro_vips.jax_tools.precision import Precision
+from numpyro_vips.jax_tools.row_sums import Norms, clipping_factor, in_double
 
 
 class ClippedSlope:
@@ -75,14 +70,11 @@ class ClippedSlope:
           gradient_norm: What d is clipped to.
         """
 
-        def of_piece(piece: Any) -> Norms:
-            found = self._matrices(shared, piece, gradient_norm, callers)
-            return matrix_norms(*found)
-
-        callers = Precision.of_caller()
-        pieces = {"rows": rows, "keys": row_keys}
-        with double_precision():
-            return map_over_rows(of_piece, pieces, self._at_a_time)
+        return norms_of_matrices(
+            self._matrices_of(shared, gradient_norm),
+            {"rows": rows, "keys": row_keys},
+            self._at_a_time,
+        )
 
     def bounded_sum(
         self,
@@ -107,31 +99,30 @@ class ClippedSlope:
           clipping_norm: The bound on a row's matrix.
         """
 
-        def of_piece(piece: Any, mask: Bool[Array, " piece"]) -> Float[Array, "r r"]:
-            found = self._matrices(shared, piece, gradient_norm, callers)
-            return sum_of_clipped(found[0], matrix_norms(*found), mask, clipping_norm)
+        return bounded_sum_of_matrices(
+            self._matrices_of(shared, gradient_norm),
+            {"rows": rows, "keys": row_keys},
+            mask,
+            clipping_norm,
+            self._at_a_time,
+        )
 
+    def _matrices_of(self, shared: Shared, gradient_norm: Any) -> MatricesOf:
+        """Makes the rows' matrices in double precision, from rows that are worked on as
+        exactly as the caller has JAX compute now."""
         callers = Precision.of_caller()
-        pieces = {"rows": rows, "keys": row_keys}
-        with double_precision():
-            total, _ = sum_over_rows(of_piece, pieces, mask, self._at_a_time)
-            # Symmetric but for rounding; this makes no matrix longer.
-            return 0.5 * (total + total.T)
 
-    def _matrices(
-        self, shared: Shared, piece: Any, gradient_norm: Any, callers: Precision
-    ) -> tuple[Float[Array, "rows read read"], Bool[Array, " rows"]]:
-        """The rows' matrices, and whether a row may count."""
-        d, is_valid = self._gradients.differences(shared, piece, callers=callers)
-        lengths = jnp.sqrt(jnp.sum(d**2, axis=-1))
-        weights = clipping_factor(lengths, in_double(gradient_norm)) / d.shape[1]
-        matrices = 0.5 * jnp.einsum("nk,nki,nkj->nij", weights, d, d)
-        return materialized(matrices), is_valid
+        def of_piece(
+            piece: Any,
+        ) -> tuple[Float[Array, "rows r r"], Bool[Array, " rows"]]:
+            d, is_valid = self._gradients.differences(shared, piece, callers=callers)
+            lengths = jnp.sqrt(jnp.sum(d**2, axis=-1))
+            weights = clipping_factor(lengths, in_double(gradient_norm)) / d.shape[1]
+            matrices = 0.5 * jnp.einsum("nk,nki,nkj->nij", weights, d, d)
+            return materialized(matrices), is_valid
+
+        return of_piece
 
     @property
     def _at_a_time(self) -> int:
-        pairs, matrices = (
-            self._gradients.pairs_at_a_time,
-            matrices_at_a_time(self._size),
-        )
-        return min(pairs, matrices)
+        return min(self._gradients.pairs_at_a_time, matrices_at_a_time(self._size))

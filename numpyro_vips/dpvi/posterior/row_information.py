@@ -20,20 +20,17 @@ from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.posterior.row_matrices import (
+    MatricesOf,
+    bounded_sum_of_matrices,
     matrices_at_a_time,
-    matrix_norms,
-    sum_of_clipped,
+    norms_of_matrices,
 )
 from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
 from numpyro_vips.jax_tools.materialized import materialized
-from numpyro_vips.jax_tools.precision import Precision, double_precision
-from numpyro_vips.jax_tools.row_sums import (
-    in_double,
-    map_over_rows,
-    sum_over_rows,
-)
+from numpyro_vips.jax_tools.precision import Precision
+from numpyro_vips.jax_tools.row_sums import in_double
 from numpyro_vips.jax_tools.separate_rows import over_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import INFORMATION
@@ -139,12 +136,8 @@ class RowInformation:
         In double precision, and as they are clipped by. They are not yet private.
         """
 
-        def of_piece(rows: Any) -> Float[Array, " piece"]:
-            return matrix_norms(*self._matrices(point, units, rows, callers))
-
-        callers = Precision.of_caller()
-        with double_precision():
-            return map_over_rows(of_piece, rows, self._at_a_time)
+        matrices_of = self._matrices_of(point, units)
+        return norms_of_matrices(matrices_of, rows, self._at_a_time)
 
     def bounded_sum(
         self,
@@ -163,30 +156,27 @@ class RowInformation:
           range, or whose density or matrix is not finite adds zero.
         """
 
-        def of_piece(rows: Any, mask: Bool[Array, " piece"]) -> Float[Array, "r r"]:
-            matrices, is_valid = self._matrices(point, units, rows, callers)
-            norms = matrix_norms(matrices, is_valid)
-            return sum_of_clipped(matrices, norms, mask, clipping_norm)
-
-        callers = Precision.of_caller()
-        with double_precision():
-            total, _ = sum_over_rows(of_piece, rows, mask, self._at_a_time)
-            # Symmetric but for rounding; this makes no matrix longer.
-            return 0.5 * (total + total.T)
+        return bounded_sum_of_matrices(
+            self._matrices_of(point, units), rows, mask, clipping_norm, self._at_a_time
+        )
 
     @property
     def _at_a_time(self) -> int:
         size, _ = self.block.shape
         return matrices_at_a_time(size)
 
-    def _matrices(
-        self, point: Point, units: Units | None, rows: Any, callers: Precision
-    ) -> _Matrix:
-        """The rows' matrices in double precision."""
-        with callers.restored():
-            # The norm and the sum are of the same numbers.
-            found = materialized(self._of_rows((point, units), rows))
-        return _Matrix(in_double(found.matrix), found.is_valid)
+    def _matrices_of(self, point: Point, units: Units | None) -> MatricesOf:
+        """Makes the rows' matrices in double precision, from rows that are worked on as
+        exactly as the caller has JAX compute now."""
+        callers = Precision.of_caller()
+
+        def of_piece(rows: Any) -> _Matrix:
+            with callers.restored():
+                # The norm and the sum are of the same numbers.
+                found = materialized(self._of_rows((point, units), rows))
+            return _Matrix(in_double(found.matrix), found.is_valid)
+
+        return of_piece
 
     def _matrix_of_row(
         self, place: tuple[Point, Units | None], row: Mapping[str, Any]
