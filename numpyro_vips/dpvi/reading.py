@@ -20,6 +20,7 @@ from numpyro_vips.dpvi.iterates import (
     drift_of_iterates,
     largest_by_name,
 )
+from numpyro_vips.dpvi.posterior.clipped_slope import variance_if_gaussian
 from numpyro_vips.dpvi.posterior.information_equality import (
     WORTH_A_WARNING,
     Excess,
@@ -178,10 +179,9 @@ def _noise_aware_normal(
         found = noise_aware.normal(
             state.score,
             state.information,
-            state.kept,
+            _variance_per_slope(compiled, state),
             start,
             state.coordinates,
-            is_slope=state.is_slope,
         )
     except np.linalg.LinAlgError:
         return None
@@ -189,6 +189,19 @@ def _noise_aware_normal(
     if found is None or noise_aware.posterior(found).problems():
         return None
     return found
+
+
+def _variance_per_slope(compiled: CompiledModel, state: DpviState) -> float | None:
+    """That of the clipped differences whose slope was released; None of another
+    information."""
+    if not state.is_slope or state.information is None:
+        return None
+    if state.kept is not None:
+        return state.kept.variance_per_slope
+    if state.gradient_norm is None:
+        return 1.0
+    num_rows = compiled.program.graph.arguments.public_num_rows
+    return variance_if_gaussian(state.information, state.gradient_norm, num_rows)
 
 
 def _warned(found: dict[str, Any], more: Iterable[str]) -> dict[str, Any]:

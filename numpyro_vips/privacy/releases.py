@@ -54,15 +54,19 @@ class Together(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What clipping leaves of the rows' scores, in sums over all coordinates.
+    """What clipping leaves of differences to the scores of redrawn rows.
 
     Attributes:
-      slope: Of how much the mean moves with the globals.
-      square: Of the mean square.
+      slope: The mean part of a difference.
+      square: The mean square of this part.
+      variance_per_slope: The variance that clipped differences add to their sum, over
+        how much they move it with the globals; both in sums over all coordinates, and
+        both 1 of rows that are not clipped.
     """
 
     slope: float
     square: float
+    variance_per_slope: float
 
 
 # What clipped rows do to a global: its entries come out too small or too large, or are

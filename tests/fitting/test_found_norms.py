@@ -200,6 +200,10 @@ def test_norms_of_a_fit_that_redraws_rows() -> None:
     factors = np.minimum(1.0, norm / norms)
     assert end.kept["loc"].slope == pytest.approx(factors.mean(), abs=0.05)
     assert end.kept["loc"].square == pytest.approx((factors**2).mean(), abs=0.05)
+    variance_per_slope = np.sum((factors * norms) ** 2) / np.sum(factors * norms**2)
+    assert end.kept["loc"].variance_per_slope == pytest.approx(
+        variance_per_slope, abs=0.05
+    )
     # Spread over all bins, of which none stands out: the middle again.
     norms = 10.0 ** np.random.default_rng(1).uniform(-6.0, 18.0, 10_000)
     edges = np.searchsorted(part.grid, norms)

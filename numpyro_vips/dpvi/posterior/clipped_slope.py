@@ -18,13 +18,19 @@ vary more than the model says would make S larger, and intervals narrower.
 
 A row adds the average of ½ clip(d) dᵀ over several pairs of such rows. The average has
 shorter tails than its terms, so that it is clipped to a smaller norm, under less noise.
+
+What the sums vary by goes with S, and is less: clipped rows add the square of the norm
+to it. How much less a histogram of the lengths of d says, see `SeenNorms.kept`. Where a
+caller has given the norm there is none, but the trace of S is how long d is on average.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
+from scipy import optimize, special
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import RowGradients, Shared
 from numpyro_vips.dpvi.posterior.row_matrices import (
@@ -36,6 +42,10 @@ from numpyro_vips.dpvi.posterior.row_matrices import (
 from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import Precision
 from numpyro_vips.jax_tools.row_sums import Norms, clipping_factor, in_double
+from numpyro_vips.vips.m_step.noisy_information import Information
+
+# The logarithms of c² over the scale of |d|² between which it is looked for.
+_RANGE = (-30.0, 30.0)
 
 
 class ClippedSlope:
@@ -126,3 +136,43 @@ class ClippedSlope:
     @property
     def _at_a_time(self) -> int:
         return min(self._gradients.pairs_at_a_time, matrices_at_a_time(self._size))
+
+
+def variance_if_gaussian(
+    slope: Information, gradient_norm: float, num_rows: int
+) -> float:
+    """`Kept.variance_per_slope` as if differences were Gaussian.
+
+    |d|² then has about a gamma distribution, of half as many degrees of freedom as
+    tr(S)²/tr(S²) (Satterthwaite 1946), and tr S is half of E[min(|d|, c) |d|] for each
+    row. Tails are mostly longer, and with them the variance is less.
+
+    Args:
+      slope: The release.
+      gradient_norm: The norm c to which differences are clipped.
+      num_rows: Public number of rows.
+    """
+    values = np.maximum(np.linalg.eigvalsh(slope.matrix), 0.0)
+    if not values.any() or not 0 < gradient_norm < np.inf:
+        return 1.0
+    shape = 0.5 * float(np.sum(values) ** 2 / np.sum(values**2))
+    mean = 2.0 * float(np.sum(values)) / num_rows / gradient_norm**2
+
+    def parts(log_bound: float) -> tuple[float, float]:
+        """E[min(|d|, c) |d|] and E[min(|d|, c)²], over c²."""
+        bound = np.exp(log_bound)
+        kept = shape * special.gammainc(shape + 1.0, bound) / bound
+        log_mean = special.gammaln(shape + 0.5) - special.gammaln(shape)
+        length = np.exp(log_mean - 0.5 * log_bound)
+        longer = length * special.gammaincc(shape + 0.5, bound)
+        return float(kept + longer), float(kept + special.gammaincc(shape, bound))
+
+    def excess(log_bound: float) -> float:
+        return float(np.log(parts(log_bound)[0] / mean))
+
+    low, high = _RANGE
+    if excess(low) <= 0 or excess(high) >= 0:
+        return min(1.0, 1.0 / mean)
+    root: Any = optimize.brentq(excess, low, high)
+    found, square = parts(float(root))
+    return square / found

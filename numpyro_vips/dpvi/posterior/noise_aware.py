@@ -30,7 +30,7 @@ from numpyro_vips.dpvi.posterior.score_likelihood import (
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal, in_batches
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
-from numpyro_vips.privacy.releases import SECOND_MOMENTS, Kept
+from numpyro_vips.privacy.releases import SECOND_MOMENTS
 from numpyro_vips.vips.m_step.noisy_information import Information
 
 # A matrix of more globals than these is mostly noise, and slow to make.
@@ -133,7 +133,9 @@ class NoiseAware:
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
         # Of the last releases that were asked for, as a posterior and what is known of
         # it both need it.
-        self._last: tuple[tuple[Any, ...], NoiseAwareNormal | None] | None = None
+        self._last: (
+            tuple[tuple[Any, ...], float | None, NoiseAwareNormal | None] | None
+        ) = None
 
     def no_score(self, dtype: Any) -> RunningScore:
         """The running average of scores before the first step: zeros, of no weight."""
@@ -154,11 +156,9 @@ class NoiseAware:
         self,
         score: RunningScore,
         information: Information,
-        kept: Kept | None,
+        variance_per_slope: float | None,
         start: VectorNormal,
         coordinates: Coordinates | None,
-        *,
-        is_slope: bool = False,
     ) -> NoiseAwareNormal | None:
         """The posterior on the unconstrained space; None if it, what was released, or
         the prior at the start is not finite.
@@ -166,16 +166,20 @@ class NoiseAware:
         Args:
           score: Of all steps so far.
           information: The release.
-          kept: What clipping leaves of the scores; None for all.
+          variance_per_slope: Where the information is the slope of clipped differences,
+            see `before_clipping`; None where it is the rows' own.
           start: Where to look for it first.
           coordinates: Those of the gradients and of the information; None for the
             globals' own.
-          is_slope: Whether the information is that of clipped differences.
         """
-        last, asked = self._last, (score, information, kept, coordinates)
+        last, asked = self._last, (score, information, coordinates)
         # Another fit may replace it meanwhile.
-        if last is not None and all(map(operator.is_, last[0], asked)):
-            return last[1]
+        if (
+            last is not None
+            and all(map(operator.is_, last[0], asked))
+            and last[1] == variance_per_slope
+        ):
+            return last[2]
         averages = Score(
             gradient=np.asarray(score.gradient, np.float64),
             place=np.asarray(score.place, np.float64),
@@ -183,9 +187,9 @@ class NoiseAware:
         )
         if not all(np.all(np.isfinite(value)) for value in averages):
             return None
-        if kept is not None:
+        if variance_per_slope is not None:
             averages, information = before_clipping(
-                averages, information, kept, is_slope=is_slope
+                averages, information, variance_per_slope
             )
         found = normal_of(
             averages,
@@ -195,7 +199,7 @@ class NoiseAware:
             self._prior_stddev,
             None if coordinates is None else coordinates.of_all(self._space.size),
         )
-        self._last = asked, found
+        self._last = asked, variance_per_slope, found
         return found
 
     def widths_over_prior(self, normal: VectorNormal) -> Float64[np.ndarray, " read"]:

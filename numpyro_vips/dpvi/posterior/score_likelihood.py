@@ -34,7 +34,6 @@ from numpyro_vips.dpvi.posterior.variational_newton import (
     VectorNormal,
     ascend,
 )
-from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     known_precision,
@@ -78,28 +77,26 @@ class NoiseAwareNormal(NamedTuple):
 
 
 def before_clipping(
-    score: Score, information: Information, kept: Kept, *, is_slope: bool
+    score: Score, slope: Information, variance_per_slope: float
 ) -> tuple[Score, Information]:
     """A score and an information that the likelihood has the form above with.
 
-    Of clipped scores a times the slope is left, and b times the square:
+    Of clipped scores it is the slope S that was released, and they vary by about κ S:
 
-        ḡ = a I (θ − z̄) + N(0, b I) + N(0, V),
+        ḡ = S (θ − z̄) + N(0, κ S) + N(0, V).
 
-    which is the form above for ḡ a/b, I a²/b and V a²/b². Where the slope S = a I was
-    released itself, which clipping may leave less of in some directions than in others,
-    it is the form above for ḡ a/b, S a/b and V a²/b².
+    That is the form above for ḡ/κ, S/κ and V/κ². Without noise the variance of θ is
+    S⁻¹ (κ S) S⁻¹, that of an estimate by any scores (Huber 1967).
 
     Args:
-      score, information: What was released.
-      kept: What clipping leaves of differences, a and b.
-      is_slope: Whether the information is the slope, see `clipped_slope.py`.
+      score: What was released.
+      slope: Likewise; see `clipped_slope.py`.
+      variance_per_slope: κ.
     """
-    by = kept.slope / kept.square
-    less = by if is_slope else by * kept.slope
+    by = 1.0 / variance_per_slope
     return (
         score._replace(gradient=by * score.gradient, variance=by**2 * score.variance),
-        information.times(less),
+        slope.times(by),
     )
 
 

@@ -136,7 +136,8 @@ class SeenNorms(NamedTuple):
           unbalanced: Which part of what is clipped off does not.
         """
         kept = [self.kept(float(norm)) for norm in self.uppers]
-        slopes, squares = np.array(kept).T
+        slopes = np.array([of.slope for of in kept])
+        squares = np.array([of.square for of in kept])
         size = float(np.maximum(self.rows, 0.0) @ self._middles**2)
         # Half of a difference's square is the row's own.
         longer = np.maximum(self._middles[:, None] - self.uppers, 0.0)
@@ -173,12 +174,18 @@ class SeenNorms(NamedTuple):
         long a difference is said nothing of how its length is spread over the
         coordinates. In a trace over all coordinates, ½ E[clip(g − g*) (g − g*)ᵀ], long
         differences would count most, though many of them are long in one coordinate.
+
+        The variance is that of E[clip(g − g*) | g], as rows are redrawn in each step.
+        It is at most ½ E[clip(g − g*) clip(g − g*)ᵀ], which is taken for it. This and
+        the slope are traces: the slope is released as one, see `clipped_slope.py`.
         """
         factors = np.minimum(1.0, norm / self._middles)
         rows = np.maximum(self.rows, 0.0)
+        slopes = rows * factors * self._middles**2
         return Kept(
             slope=float(rows @ factors / rows.sum()),
             square=float(rows @ factors**2 / rows.sum()),
+            variance_per_slope=float(slopes @ factors / slopes.sum()),
         )
 
     @property

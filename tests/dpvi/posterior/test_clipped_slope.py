@@ -10,16 +10,21 @@ import numpyro.distributions as dist
 import pytest
 from _dpvi_engines import engine_for
 from _fits import vi_of
+from scipy import stats
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.gradients.clipped_gradients import _PAIRS as PAIRS
 from numpyro_vips.dpvi.gradients.redrawn_rows import redrawing
 from numpyro_vips.dpvi.iterates import DpviState
+from numpyro_vips.dpvi.posterior.clipped_slope import variance_if_gaussian
+from numpyro_vips.fitting.bounds.norm_histogram import GRID_FACTOR, norm_grid
+from numpyro_vips.fitting.bounds.seen_norms import SeenNorms
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.privacy.releases import INFORMATION
+from numpyro_vips.vips.m_step.noisy_information import Information
 
 NUM_ROWS = 70
 NORM = 1.5
@@ -225,6 +230,123 @@ def test_it_is_how_much_clipped_sums_move_with_the_truth() -> None:
         up, down = (summed(r, keys_of(r), NORM, name="loc") / count for r in ends)
         moved = (up - down) / (2.0 * away) * units[axis]
         np.testing.assert_allclose(moved, slope[:, axis], atol=0.01)
+
+
+def scores_of(case: str) -> np.ndarray:
+    """Scores at the truth, by row, draw of what it observes, and coordinate.
+
+    In coordinates in which rows inform as much about each.
+    """
+    rng = np.random.default_rng(2)
+    rows, draws = 1000, 24
+    shape = rows, draws
+    x = np.stack([np.ones(rows), rng.normal(size=rows)], axis=-1)
+    if case == "Gaussian mean":
+        by_site = rng.normal(size=(*shape, 1))
+    elif case == "three Gaussian means":
+        by_site = rng.normal(size=(*shape, 3))
+    elif case == "Gaussian mean and scale":
+        z = rng.normal(size=shape)
+        by_site = np.stack([z, z**2 - 1.0], axis=-1)
+    elif case == "Poisson regression":
+        mean = np.exp(x @ [1.0, 0.5])[:, None]
+        by_site = (rng.poisson(mean, shape) - mean)[..., None] * x[:, None]
+    elif case == "logistic regression":
+        chance = 1.0 / (1.0 + np.exp(-x @ [0.5, 1.0]))[:, None]
+        by_site = ((rng.random(shape) < chance) - chance)[..., None] * x[:, None]
+    else:
+        assert case == "Student t"
+        z = rng.standard_t(4.0, shape)
+        location = 5.0 * z / (4.0 + z**2)
+        by_site = np.stack([location, location * z - 1.0], axis=-1)
+    information = np.einsum("nmi,nmj->ij", by_site, by_site) / (rows * draws)
+    return by_site @ np.linalg.cholesky(np.linalg.inv(information))
+
+
+@pytest.mark.parametrize("share_clipped", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("Gaussian mean", "three Gaussian means", "Gaussian mean and scale"),
+        *("Poisson regression", "logistic regression", "Student t"),
+    ],
+)
+def test_the_variance_of_clipped_scores_goes_with_their_slope(
+    case: str, share_clipped: float
+) -> None:
+    """κ S stands for B = Cov E[clip(d) | y], so that S⁻¹ B S⁻¹ is about κ S⁻¹."""
+    scores = scores_of(case)
+    rows, draws, _ = scores.shape
+    d = scores[:, :, None] - scores[:, None]
+    lengths = np.linalg.norm(d, axis=-1)
+    bound = float(np.quantile(lengths[lengths > 0], 1.0 - share_clipped))
+    factors = np.minimum(1.0, bound / np.maximum(lengths, 1e-300))
+    clipped = factors[..., None] * d
+    pairs = rows * draws * (draws - 1)
+    slope = 0.5 * np.einsum("nklj,nkli->ij", clipped, d) / pairs
+    # Of two redrawn rows each; pairs of one and the same are taken off.
+    sums = clipped.sum(axis=2)
+    both = np.einsum("nki,nkj->ij", sums, sums)
+    both -= np.einsum("nkli,nklj->ij", clipped, clipped)
+    variance = both / (pairs * (draws - 2))
+    true = np.sort(np.linalg.eigvals(np.linalg.solve(slope, variance)).real)
+
+    edges = norm_grid(1.0)
+    uppers = np.append(edges[1:], edges[-1] * GRID_FACTOR)
+    bins = np.searchsorted(uppers, lengths[lengths > 0])
+    counts = np.bincount(bins, minlength=len(uppers)).astype(float)
+    seen = SeenNorms(uppers, counts).kept(bound).variance_per_slope
+    gaussian = variance_if_gaussian(Information(rows * slope, 0.0), bound, rows)
+    if not share_clipped:
+        assert seen == pytest.approx(1.0, abs=0.02)
+        assert gaussian == pytest.approx(1.0, abs=0.02)
+        np.testing.assert_allclose(true, 1.0, atol=0.02)
+        return
+    # Intervals are not much too narrow in any direction, nor too wide on average.
+    assert np.sqrt(seen / true[-1]) > 0.92
+    assert np.sqrt(gaussian / true[-1]) > 0.97
+    assert np.sqrt(seen / true.mean()) < 1.25
+    assert np.sqrt(gaussian / true.mean()) < 1.35
+
+
+def test_where_nothing_is_known_of_lengths_the_variance_is_the_slope() -> None:
+    hidden = Information(-np.eye(2), 1.0)
+    assert variance_if_gaussian(hidden, 1.0, 100) == 1.0
+    seen = Information(np.eye(2), 1.0)
+    assert variance_if_gaussian(seen, np.inf, 100) == 1.0
+    # Hardly any row reaches the norm, or all exceed it by far.
+    assert variance_if_gaussian(seen, 1e9, 100) == pytest.approx(1.0)
+    assert variance_if_gaussian(seen, 1e-9, 100) == pytest.approx(2.5e-17, rel=0.01)
+
+
+@pytest.mark.thorough
+def test_intervals_of_a_probit_are_not_far_from_those_without_privacy() -> None:
+    """With one pair of redrawn rows, in place of 16, they were 4 to 5 times as wide."""
+
+    def probit(X: Any, y: Any) -> None:
+        w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        chance = jnp.clip(jax.scipy.stats.norm.cdf(X @ w), 1e-6, 1.0 - 1e-6)
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(probs=chance), obs=y)
+
+    ratios, of_data, errors = [], [], []
+    for seed in range(2, 6):
+        rng = np.random.default_rng(seed)
+        w, X = rng.normal(size=3), rng.normal(size=(1000, 3)).astype(np.float32)
+        y = (X @ w + rng.normal(size=1000) > 0).astype(np.int32)
+        result = vi_of(probit, engine="dpvi").run(jax.random.key(seed), X, y)
+        eta: Any = X @ w
+        weights = stats.norm.pdf(eta) ** 2 / (stats.norm.cdf(eta) * stats.norm.sf(eta))
+        exact = np.linalg.inv(np.eye(3) + X.T @ (weights[:, None] * X))
+        draws = np.asarray(result.sample_posterior(jax.random.key(1), (1000,))["w"])
+        posterior: Any = result.posterior
+        parts = posterior.variance_parts()["w"]
+        ratios.append(draws.std(axis=0) / np.sqrt(np.diag(exact)))
+        of_data.append(np.sqrt(parts.data / np.diag(exact)))
+        errors.append((draws.mean(axis=0) - w) / draws.std(axis=0))
+    assert 1.0 < np.mean(ratios) < 3.0
+    assert 0.7 < np.mean(of_data) < 1.4
+    assert np.sqrt(np.mean(np.square(errors))) < 1.8
 
 
 def heavy(y: Any) -> None:

@@ -186,18 +186,21 @@ def test_intervals_grow_with_the_noise():
 @pytest.fixture(scope="module")
 def result() -> nv.PrivateVIResult:
     X, y, _ = table()
-    return fitted(linear, X, y, insecure_seed=2, clipping_norm=5.0)
+    return fitted(linear, X, y, insecure_seed=2)
 
 
 @pytest.mark.thorough
 def test_the_variance_has_two_parts(result: Any, tmp_path: Any):
-    X, _, _ = table()
+    X, y, _ = table()
     parts = result.posterior.variance_parts()["w"]
     draws = np.asarray(result.sample_posterior(KEY, (4000,))["w"])
     np.testing.assert_allclose(parts.data + parts.privacy, draws.var(0), rtol=0.35)
     exact = np.diag(np.linalg.inv(np.eye(3) + X.T @ X / 0.25))
-    # What is clipped off the matrices of rows makes it larger.
-    assert np.all((0.6 * exact < parts.data) & (parts.data < 2.2 * exact))
+    np.testing.assert_allclose(parts.data, exact, rtol=0.5)
+    # Without a histogram of norms it is not known how many rows are clipped how far.
+    given = fitted(linear, X, y, insecure_seed=2, clipping_norm=5.0)
+    data = given.posterior.variance_parts()["w"].data
+    assert np.all((0.8 * exact < data) & (data < 1.75 * exact))
     assert (parts.privacy > 0).all()
     ratios = np.sqrt((parts.data + parts.privacy) / parts.data)
     assert result.diagnostics["width_ratio"]["w"] == pytest.approx(

@@ -10,7 +10,6 @@ from numpyro_vips.dpvi.posterior.score_likelihood import (
     normal_of,
 )
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
-from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     rows_information,
@@ -61,23 +60,19 @@ def test_a_gaussian_prior_gives_the_closed_form():
 
 
 def test_clipped_scores_say_what_is_left_of_them():
-    """ḡ = a I (θ − z̄) + N(0, b I + V), and the prior of θ, by Gaussian elimination."""
+    """ḡ = S (θ − z̄) + N(0, κ S + V), and the prior of θ, by Gaussian elimination."""
     rng = np.random.default_rng(5)
     root = rng.normal(size=(3, 6))
-    matrix, variance, stddev = root @ root.T, 3.0, np.array([1.0, 2.0, 0.5])
-    gradient, place, kept = rng.normal(size=3), rng.normal(size=3), Kept(0.7, 0.55)
+    slope, variance, stddev = root @ root.T, 3.0, np.array([1.0, 2.0, 0.5])
+    gradient, place, ratio = rng.normal(size=3), rng.normal(size=3), 0.55
     score, information = before_clipping(
-        Score(gradient, place, variance),
-        Information(matrix, 0.0, 9.0),
-        kept,
-        is_slope=False,
+        Score(gradient, place, variance), Information(slope, 0.0, 9.0), ratio
     )
     start = VectorNormal(np.zeros(3), 0.1 * np.eye(3))
     prior = gaussian_prior(np.zeros(3), stddev)
     found = normal_of(score, information, prior, start, stddev)
     assert found is not None
-    of_noise = np.linalg.inv(kept.square * matrix + variance * np.eye(3))
-    slope = kept.slope * matrix
+    of_noise = np.linalg.inv(ratio * slope + variance * np.eye(3))
     precision = np.diag(stddev**-2.0) + slope @ of_noise @ slope
     linear = slope @ of_noise @ (gradient + slope @ place)
     np.testing.assert_allclose(
@@ -85,18 +80,14 @@ def test_clipped_scores_say_what_is_left_of_them():
     )
     covariance = found.normal.tril @ found.normal.tril.T
     np.testing.assert_allclose(covariance, np.linalg.inv(precision), rtol=2e-3)
+    without_noise = np.diag(stddev**-2.0) + slope / ratio
+    data_variance = np.diag(np.linalg.inv(without_noise))
+    np.testing.assert_allclose(found.data_stddev**2, data_variance, rtol=1e-2)
     # Where all is kept nothing changes, and the limit is in the matrix's units.
-    all_kept = Kept(1.0, 1.0)
-    same, all_of_it = before_clipping(score, information, all_kept, is_slope=False)
+    same, all_of_it = before_clipping(score, information, 1.0)
     np.testing.assert_array_equal(same.gradient, score.gradient)
     np.testing.assert_array_equal(all_of_it.matrix, information.matrix)
-    assert information.limit == pytest.approx(9.0 * 0.7**2 / 0.55)
-    # And where the slope itself was released.
-    of_slope = Information(kept.slope * matrix, 0.0, 0.7 * 9.0)
-    score = Score(gradient, place, variance)
-    _, again = before_clipping(score, of_slope, kept, is_slope=True)
-    np.testing.assert_allclose(again.matrix, information.matrix)
-    assert again.limit == pytest.approx(information.limit)
+    assert information.limit == pytest.approx(9.0 / ratio)
 
 
 @pytest.mark.thorough

@@ -484,7 +484,10 @@ def test_what_clipping_keeps():
     kept = SeenNorms(uppers, rows).kept(middle)
     assert kept.slope == pytest.approx((30.0 + 10.0 / 4.0) / 40.0)
     assert kept.square == pytest.approx((30.0 + 10.0 / 16.0) / 40.0)
-    assert SeenNorms(uppers, rows).kept(1e6) == pytest.approx((1.0, 1.0))
+    # Of the long ones, 16 times the square, a quarter is left of the slope.
+    slopes, squares = 30.0 + 10.0 * 16.0 / 4.0, 30.0 + 10.0 * 16.0 / 16.0
+    assert kept.variance_per_slope == pytest.approx(squares / slopes)
+    assert SeenNorms(uppers, rows).kept(1e6) == pytest.approx((1.0, 1.0, 1.0))
     assert SeenNorms(uppers, rows).middle == pytest.approx(uppers[one])
 
 
