@@ -29,8 +29,9 @@ from numpyro_vips.dpvi.guides.public_ranges import public_ranges
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
+from numpyro_vips.dpvi.posterior.kinks import hides_information
 from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
-from numpyro_vips.dpvi.posterior.row_information import Point, has_edges
+from numpyro_vips.dpvi.posterior.row_information import Point
 from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, RowInputs
 from numpyro_vips.dpvi.unconstrained_elbo import (
     UnconstrainedElbo,
@@ -50,6 +51,8 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Synthetic rows on which directions of which rows say nothing are looked for.
 _SILENT_ROWS = 2048
+# Those on which kinks of their density are.
+_KINKED_ROWS = 64
 # And those on which curvatures are looked at.
 _CURVED_ROWS = 64
 
@@ -337,7 +340,15 @@ def _noise_aware(
         silent=_silent(elbo, traced, read),
         prior_stddev=program.prior_scale,
         has_second_derivative=(solved is None or solved.sums_by_messages)
-        and not has_edges(traced, len(globals_in_program)),
+        and not hides_information(
+            traced,
+            len(globals_in_program),
+            inputs,
+            program.start,
+            lambda: with_large_floats(
+                elbo.rows_with_codes(read.sites, _KINKED_ROWS, traced)
+            ),
+        ),
     )
     check_derivatives(
         found.information.of_row,

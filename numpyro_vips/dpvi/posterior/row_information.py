@@ -3,14 +3,14 @@
 A row's information is −∂² log p(row | z) in the unconstrained globals z that rows
 depend on: what the row adds to the posterior's precision (Louis 1982). Where latents of
 a row are solved for or integrated out, only the first derivative of what is left is
-exact; and where a density has an edge, as a Laplace distribution's has at its centre,
-all of the second derivative is in the edge. The outer product of the first one with
+exact; and where a density has a kink, as a Laplace distribution's has at its centre,
+all of the second derivative is in the kink. The outer product of the first one with
 itself stands in: over rows it has the same mean at the truth. So it does for a row of
 which the second derivative is not finite, as where a discrete latent that is summed out
 has states in which the row cannot be: log p of them is minus infinity.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,6 @@ from numpyro_vips.dpvi.posterior.row_matrices import (
 )
 from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
-from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
 from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import Precision
 from numpyro_vips.jax_tools.row_sums import in_double
@@ -44,51 +43,6 @@ class _Matrix(NamedTuple):
 
     matrix: Float[Array, "*rows read read"]
     is_valid: Bool[Array, "*rows"]
-
-
-# What leaves an edge an edge. An exponential of an absolute value is part of a smooth
-# function where a logarithm follows, as in that of a logistic likelihood.
-_LINEAR = frozenset(
-    (
-        *("add", "add_any", "sub", "neg", "mul", "div", "dot_general", "reduce_sum"),
-        *("broadcast_in_dim", "reshape", "squeeze", "transpose", "concatenate"),
-        *("convert_element_type", "select_n", "slice", "copy"),
-    )
-)
-
-
-def has_edges(program: jex_core.ClosedJaxpr, num_globals: int) -> bool:
-    """Whether a log density is a sum with absolute values of what globals make.
-
-    Args:
-      program: A row's log density.
-      num_globals: The number of its first inputs that are made of the globals.
-    """
-    inputs = [
-        _Made(of_globals=number < num_globals, has_edges=False)
-        for number in range(len(program.in_avals))
-    ]
-    nothing = _Made(of_globals=False, has_edges=False)
-    outputs = evaluate(program, inputs, _made, constant=lambda _: nothing)
-    return any(output.has_edges for output in outputs)
-
-
-class _Made(NamedTuple):
-    """What a number is made of: of globals, and of absolute values of such numbers."""
-
-    of_globals: bool
-    has_edges: bool
-
-
-def _made(equation: jex_core.JaxprEqn, operands: Sequence[_Made]) -> list[_Made] | None:
-    """What the results of an equation are made of; None of a call."""
-    if called_program(equation) is not None:
-        return None
-    name = equation.primitive.name
-    of_globals = any(operand.of_globals for operand in operands)
-    keeps_edges = name in _LINEAR and any(operand.has_edges for operand in operands)
-    made = _Made(of_globals, of_globals and (name == "abs" or keeps_edges))
-    return [made] * len(equation.outvars)
 
 
 class RowInformation:
@@ -116,8 +70,8 @@ class RowInformation:
           inputs: The program's inputs at unconstrained globals and a row.
           num_read: Number of coordinates that rows depend on, the first ones.
           has_second_derivative: Whether the program is the log density itself, rather
-            than something that has the same gradient, and has no edges. Else outer
-            products of gradients are taken.
+            than something that has the same gradient, and has it all; see `kinks.py`.
+            Else outer products of gradients are taken.
           name: That of the block.
         """
         shape = (num_read, num_read)

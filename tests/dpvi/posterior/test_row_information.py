@@ -13,7 +13,6 @@ from _dpvi_engines import engine_for, new_engine
 from scipy.special import expit
 
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.posterior.row_information import has_edges
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.privacy.releases import INFORMATION, SECOND_MOMENTS
@@ -219,7 +218,7 @@ def test_functions_with_a_reverse_derivative_alone_have_a_second_one():
     np.testing.assert_allclose(found, 0.25 * X.T @ X, rtol=1e-4)
 
 
-# --- densities with edges -------------------------------------------------------------
+# --- densities with kinks -------------------------------------------------------------
 
 
 @private(unit="people")
@@ -229,7 +228,7 @@ def laplace(X: Any, y: Any = None):
         numpyro.sample("y", dist.Laplace(X @ w, 0.5), obs=y)
 
 
-def test_an_edge_has_the_information_of_its_slopes():
+def test_a_kink_has_the_information_of_its_slopes():
     X, _ = table(2_000)
     truth = np.array([1.0, -0.5, 0.0])
     y = X @ truth + np.random.default_rng(1).laplace(0.0, 0.5, len(X))
@@ -238,6 +237,54 @@ def test_an_edge_has_the_information_of_its_slopes():
     found = summed(engine, truth, rows, 1e9)
     # A row's score is ± x / scale, wherever it is.
     np.testing.assert_allclose(found, X.T @ X / 0.25, rtol=1e-4)
+
+
+def by_factor(loss: Any) -> private:
+    """Each row's log density is minus a loss of its residual."""
+
+    def model(X: Any, y: Any = None):
+        normal = dist.Normal(0.0, 5.0).expand([X.shape[1]]).to_event(1)
+        w: Any = numpyro.sample("w", normal)
+        with numpyro.plate("people", X.shape[0]):
+            numpyro.factor("loss", -loss(y - X @ w))
+
+    return private(model, unit="people")
+
+
+@by_factor
+def check_loss(r: Any) -> Any:
+    return jnp.where(r > 0, 0.9 * r, -0.1 * r)
+
+
+@by_factor
+def hinge_loss(r: Any) -> Any:
+    return jnp.maximum(0.0, 0.1 + r)
+
+
+@by_factor
+def huber_loss(r: Any) -> Any:
+    return jnp.where(abs(r) < 0.7, 0.5 * r**2, 0.7 * (abs(r) - 0.35))
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        (check_loss, lambda r: np.where(r > 0, 0.81, 0.01)),
+        (hinge_loss, lambda r: r > -0.1),
+        (huber_loss, lambda r: abs(r) < 0.7),
+    ],
+)
+def test_losses_have_the_information_of_slopes_or_of_curvature(model, weights):
+    """A row's slope in its residual, squared, where it has a kink."""
+    X, _ = table(500)
+    at = np.array([1.0, -0.5, 0.0])
+    residuals = np.random.default_rng(1).normal(size=len(X))
+    y = (X @ at + residuals).astype(np.float32)
+    engine = engine_for(model, X, y)
+    unit = float(np.max(engine.space.sites[0].units))
+    found = summed(engine, at, {"X": X, "y": y}, 1e9)
+    expected = unit**2 * (X.T * weights(residuals)) @ X
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @private(unit="people")
@@ -276,22 +323,6 @@ def test_a_state_in_which_a_row_cannot_be_takes_no_information_away():
             np.allclose(found, one * np.outer(units, units), rtol=1e-4)
             for one in possible
         )
-
-
-def test_only_what_depends_on_the_globals_has_edges():
-    def of_features(x: Any, w: Any) -> Any:
-        return w * jnp.abs(x)
-
-    def of_globals(x: Any, w: Any) -> Any:
-        return jnp.abs(x - jnp.tanh(w))
-
-    def smooth(x: Any, w: Any) -> Any:
-        return jax.nn.softplus(x * w) + jnp.logaddexp(w, x)
-
-    functions = ((of_features, False), (of_globals, True), (smooth, False))
-    for function, expected in functions:
-        program = jax.make_jaxpr(lambda w, x, f=function: f(x, w))(1.0, 2.0)
-        assert has_edges(program, 1) == expected
 
 
 def test_in_coordinates_it_is_the_hessian_there_and_a_row_adds_as_much_at_most():
