@@ -64,6 +64,9 @@ from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.result import PrivateVIResult
 from numpyro_vips.vips.settings import VIPS
 
+# Rows by which processes see whether they have the same ones.
+_COMPARED_ROWS = 64
+
 
 def _warnings_before_charge(
     prepared: PreparedFit, priced: PricedSteps
@@ -327,7 +330,7 @@ class PrivateVI:
         reducer.check(options.sampling, is_private=options.private)
         prepared, plan = reducer.together(lambda: self._prepare_fit(args, kwargs))
         about = functools.partial(self._about, rng_key, prepared, plan)
-        reducer.check_same(lambda: f"{about()} {prepared.arguments.num_rows}")
+        reducer.check_same(lambda: self._of_process(about(), prepared))
         with contextlib.ExitStack() as stack:
             checkpoint = None
             if (path := self.checkpoint) is not None:
@@ -391,6 +394,9 @@ class PrivateVI:
                 warnings.warn(told, stacklevel=4)  # That of the caller of `run`.
             label = self.label or f"{name_of(self.model.fn)} ({engine.name})"
             self._charge(priced, label, reducer, checkpoint)
+        reducer.check_same_rows(
+            lambda: prepared.arguments.evenly_spaced(_COMPARED_ROWS)
+        )
         results = FitResults(
             model=self.model,
             prepared=prepared,
@@ -552,6 +558,16 @@ class PrivateVI:
         key = np.asarray(jax.random.key_data(as_threefry(rng_key))).tolist()
         counts = prepared.arguments.public_num_rows, self.model.unit
         return repr((str(plan), rows, settings, key, counts))
+
+    def _of_process(self, about: str, prepared: PreparedFit) -> str:
+        """What must be the same in all processes that share a fit, as text.
+
+        Args:
+          about: See `_about`.
+          prepared: The fit.
+        """
+        alike = prepared.arguments.num_rows, self.insecure_seed, prepared.digest
+        return repr((about, *alike))
 
     def _price(self, steps: Sequence[Step]) -> PricedSteps:
         return price(

@@ -30,12 +30,17 @@ from numpyro_vips.fitting.statistics_about_zero import are_about_zero
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.program_digests import digest_of_programs
 from numpyro_vips.jax_tools.user_lines import line_of_error
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
 from numpyro_vips.model.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.model.loops_of_rows import loops_until_rows_stop, program_of_model
+from numpyro_vips.model.loops_of_rows import (
+    ProgramOfRows,
+    loops_until_rows_stop,
+    program_of_model,
+)
 from numpyro_vips.model.parameter_ranges import chances_out_of_range
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
@@ -122,6 +127,16 @@ class PreparedFit:
     loops_until_rows_stop: bool = False
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
+    @property
+    def digest(self) -> str:
+        """What decides what a row contributes at a given state.
+
+        It differs where programs that run on rows do, or what is public in them.
+        """
+        programs = _programs_of_rows(self.graph, self.engine)
+        public = {**self.arguments.public, **self.graph.captured}
+        return digest_of_programs([of_rows.program for of_rows in programs], public)
+
 
 def prepare_fit(
     model: private,
@@ -181,7 +196,6 @@ def prepare_fit(
     needs_norms = options.private and options.clipping_norm is None
     parts = norm_parts(engine, graph) if needs_norms else ()
     steps = plan_steps(engine, parts, options, curvature_share=share)
-    programs = (program_of_model(graph), *engine.programs_of_rows)
     return PreparedFit(
         arguments=arguments,
         graph=graph,
@@ -198,8 +212,15 @@ def prepare_fit(
         advantage=advantage,
         exposed=exposures(graph),
         out_of_range=chances_out_of_range(graph),
-        loops_until_rows_stop=any(map(loops_until_rows_stop, programs)),
+        loops_until_rows_stop=any(
+            map(loops_until_rows_stop, _programs_of_rows(graph, engine))
+        ),
     )
+
+
+def _programs_of_rows(graph: ModelGraph, engine: Engine) -> tuple[ProgramOfRows, ...]:
+    """All that the caller has written and that runs on rows."""
+    return program_of_model(graph), *engine.programs_of_rows
 
 
 def _graph_of(model: private, arguments: ModelArguments) -> ModelGraph:

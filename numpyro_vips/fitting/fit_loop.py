@@ -79,6 +79,8 @@ class FitLoop:
     ) -> Iterator[tuple[Any, Progress]]:
         """The schedule's steps from `first` on, up to `last`."""
         arguments, engine = self.prepared.arguments, self.prepared.engine
+        # What rows contribute must not depend on the process that they are in.
+        state = self.reducer.same_state(state)
         for number in range(len(progress.steps))[first:last]:
             if self.options.until_converged and engine.has_converged(state):
                 return
@@ -98,6 +100,7 @@ class FitLoop:
                 self._keep(released)
             with kept_if_lost(engine, self.options, state, released):
                 state, progress = self.advanced(number, state, progress, released)
+            state = self.reducer.same_state(state)
             if not step.is_aside:
                 yield state, progress
 

@@ -51,7 +51,7 @@ def constants_of(closed: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> list[Array]:
       Each object once; bytes are given as an array. A single random key is no array.
     """
     found: dict[int, Array] = {}
-    for value in _values_in(closed):
+    for value in values_in(closed):
         if isinstance(value, bytes | bytearray):
             value = np.frombuffer(bytes(value), np.uint8)
         if np.ndim(value) > 0:
@@ -199,7 +199,7 @@ def _values(array: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(array) if is_key(array) else array)
 
 
-def _values_in(closed: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[Any]:
+def values_in(closed: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[Any]:
     """Every array and string of bytes in a program and in those inside it."""
     for program in programs_in(closed):
         equations = program.jaxpr.eqns

@@ -130,6 +130,19 @@ class ModelArguments:
             (chunk,) = chunks
             return jax.tree.map(lambda array: array[:count], chunk.rows())
 
+    def evenly_spaced(self, count: int) -> dict[str, np.ndarray | SparseRows]:
+        """So many rows at most, the first one among them, as `take` returns them.
+
+        Left out are arguments that come from sources, which may take long.
+        """
+        private = {
+            name: leaf
+            for name, leaf in self.private.items()
+            if not isinstance(leaf, SourceColumn)
+        }
+        rows = np.unique(np.linspace(0, self.num_rows - 1, count, dtype=np.int64))
+        return dataclasses.replace(self, private=private).take(rows)
+
     def without_rows(self) -> "ModelArguments":
         """A copy with zeros in place of all private rows, which take no memory."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
+from numpyro_vips.jax_tools.jaxprs import equations_of, without_dead_code
 
 
 def compared(function: Any, *arguments: Any) -> Any:
@@ -45,6 +46,64 @@ def test_no_number_is_compared_with_the_maximum() -> None:
         return jax.jit(jnp.maximum)(x, y) + jnp.minimum(x, 2.0)
 
     assert not {"max", "min", "eq"} & set(names(function, 1.0, 2.0))
+
+
+def rounded(w: Any, x: Any) -> Any:
+    """Products and sums, which XLA may make one operation in one place."""
+    return x[4] + w * x[:4]
+
+
+def segments(w: Any, x: Any) -> Any:
+    places = jnp.array([0, 0, 1, 1])
+    return jax.ops.segment_max(rounded(w, x), places, 2) @ x[:2]
+
+
+def in_loop(w: Any, x: Any) -> Any:
+    def step(total: Any, factor: Any) -> Any:
+        return total + jnp.max(x[4] + w * factor), None
+
+    return jax.lax.scan(step, 0.0, x[:4])[0]
+
+
+OF_MANY: dict[str, Any] = {
+    "max": lambda w, x: jnp.max(rounded(w, x)),
+    "range": lambda w, x: jnp.ptp(rounded(w, x)),
+    "segments": segments,
+    "loop": in_loop,
+    "checkpoint": jax.checkpoint(lambda w, x: jnp.max(rounded(w, x))),
+    "branch": lambda w, x: jax.lax.cond(
+        x[0] > 0, lambda: jnp.max(rounded(w, x)), lambda: jnp.min(rounded(w, x))
+    ),
+    "running": lambda w, x: jax.lax.cummax(rounded(w, x)) @ x[:4],
+}
+
+
+@pytest.mark.parametrize("name", OF_MANY)
+def test_maxima_of_many_keep_values_and_derivatives(name: str) -> None:
+    """`test_clipped_gradients.py` has programs that XLA optimises."""
+    function, w = OF_MANY[name], np.array([-0.13, 0.77, 1.3, -2.1], np.float32)
+    rows = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    mine = compared(function, w, rows[0])
+    for row in rows:
+        np.testing.assert_allclose(mine(w, row), function(w, row), rtol=1e-6)
+        found, expected = (jax.grad(of)(w, row) for of in (mine, function))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert np.shape(jax.vmap(mine, (None, 0))(w, rows)) == (9,)
+
+
+def test_maxima_of_many_share_their_derivative_where_they_are_equal() -> None:
+    x = np.array([2.0, 1.0, 2.0], np.float32)
+    np.testing.assert_array_equal(
+        jax.grad(compared(jnp.max, x))(x), np.array([0.5, 0.0, 0.5])
+    )
+
+
+def test_sums_of_exponentials_are_worked_out_as_before() -> None:
+    """The maximum that is taken off has no derivative."""
+    x = np.ones(5, np.float32)
+    of_maxima = jax.make_jaxpr(jax.grad(compared(jax.nn.logsumexp, x)))(x)
+    loops = [e for e in equations_of(without_dead_code(of_maxima)) if "while" in str(e)]
+    assert not loops
 
 
 def test_programs_without_maxima_of_floats_stay() -> None:

@@ -16,12 +16,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips import errors
 from numpyro_vips.fitting.reducers.packed_arrays import packed, unpacked
 from numpyro_vips.fitting.reducers.reducer import Batch, Reducer, Released, SumOf
 from numpyro_vips.fitting.reducers.tree_sum import Place, Sums, TreeSum
+from numpyro_vips.jax_tools.precision import double_precision
+from numpyro_vips.jax_tools.program_digests import digest_of_arrays
+from numpyro_vips.jax_tools.random_keys import is_key
 from numpyro_vips.jax_tools.rounding import how_numbers_are_rounded
 from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
@@ -33,6 +37,8 @@ _T = TypeVar("_T")
 # many of what it gets. The larger the multiple, the fewer sums a process sends.
 _MULTIPLES = 16
 _OK, _FAILED = b"+", b"-"
+# What of a state is sent.
+_NUMBERS = (np.ndarray, np.generic, jax.Array, bool, int, float)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,13 +151,6 @@ class ProcessReducer(Reducer):
         return self.arrays_from_first(noisy)
 
     def check_same(self, about: Callable[[], str]) -> None:
-        fits = self._gathered(lambda: _digest(about()))
-        if len(set(fits)) > 1:
-            raise ValueError(
-                "Expected every process to run the same fit: the model, the settings, "
-                "rng_key and the shapes of the arguments must be the same. Nothing was "
-                "charged to the privacy budget."
-            )
         # Leaving a row out moves others from one process to the next, and what these
         # contribute must stay.
         if len(set(self._gathered(lambda: _digest(how_numbers_are_rounded())))) > 1:
@@ -162,6 +161,45 @@ class ProcessReducer(Reducer):
                 "leaving out one row would change what others contribute. Nothing was "
                 "charged to the privacy budget."
             )
+        fits = self._gathered(lambda: _digest(about()))
+        if len(set(fits)) > 1:
+            raise ValueError(
+                "Expected every process to run the same fit: the model and all numbers "
+                "in it, public arguments, the settings, rng_key and the shapes of the "
+                "arguments must be the same. A model that reads files or draws numbers "
+                "must come to the same ones everywhere. Nothing was charged to the "
+                "privacy budget."
+            )
+
+    def check_same_rows(self, rows: Callable[[], Mapping[str, Any]]) -> None:
+        def digests() -> bytes:
+            return json.dumps(
+                {k: _digest_of_tree(v) for k, v in rows().items()}
+            ).encode()
+
+        found = [json.loads(message) for message in self._gathered(digests)]
+        # One of them may have an argument in an array, and another one in a source.
+        names = {name for of in found for name in of}
+        if any(len({of[name] for of in found if name in of}) > 1 for name in names):
+            raise RuntimeError(
+                "Expected every process to have the same rows in the same order, so "
+                "that each row is summed by one of them. Rows that each process has "
+                "shuffled by itself, or its own part of the rows, are not the same. "
+                "Nothing was released; what was charged stays charged."
+            )
+
+    def same_state(self, state: _T) -> _T:
+        leaves, structure = jax.tree.flatten(state)
+        arrays = {
+            str(place): _as_array(leaf)
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, _NUMBERS)
+        }
+        if len(set(self._gathered(lambda: digest_of_arrays(arrays.values())))) == 1:
+            return state
+        for place, array in self.arrays_from_first(lambda: arrays).items():
+            leaves[int(place)] = _like(leaves[int(place)], array)
+        return jax.tree.unflatten(structure, leaves)
 
     def together(self, action: Callable[[], _T]) -> _T:
         done: list[_T] = []
@@ -203,6 +241,26 @@ class ProcessReducer(Reducer):
             if found[:1] == _FAILED:
                 raise _as_error(found[1:], number)
         return [found[1:] for found in messages]
+
+
+def _digest_of_tree(tree: Any) -> str:
+    return digest_of_arrays(jax.tree.leaves(tree)).hex()
+
+
+def _as_array(leaf: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+
+
+def _like(leaf: Any, array: np.ndarray) -> Any:
+    """An array as what the leaf is: a key, an array of JAX or NumPy, a number."""
+    if is_key(leaf):
+        return jax.random.wrap_key_data(
+            jnp.asarray(array), impl=jax.random.key_impl(leaf)
+        )
+    if isinstance(leaf, jax.Array):
+        with double_precision():  # Else 64 bits would become 32.
+            return jnp.asarray(array)
+    return array if isinstance(leaf, np.ndarray) else type(leaf)(array.item())
 
 
 def share_of(index: int, count: int, number: int) -> range:

@@ -95,6 +95,29 @@ class Reducer:
           ValueError: They are not. Nothing was charged.
         """
 
+    def check_same_rows(self, rows: Callable[[], Mapping[str, Any]]) -> None:
+        """Makes sure that all processes have the same rows, in the same order.
+
+        Called after the charge.
+
+        Args:
+          rows: Some of them, the same ones in every process; private.
+
+        Raises:
+          RuntimeError: They do not.
+        """
+
+    def same_state(self, state: _T) -> _T:
+        """The state of the first process, where that of another one differs.
+
+        States follow from what was released, and should be the same. What makes them
+        may be the caller's, such as an optimiser, and may round in another way.
+
+        Args:
+          state: A tree of arrays, public.
+        """
+        return state
+
     def together(self, action: Callable[[], _T]) -> _T:
         """What the action returns, which every process takes.
 

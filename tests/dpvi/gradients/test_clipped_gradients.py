@@ -1,6 +1,7 @@
 """Rows' clipped gradients, of a program written by hand."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -324,6 +325,58 @@ def test_rows_together_have_the_gradients_that_each_has_alone() -> None:
         for leaf, gradient in together.items():
             same = gradient[number::21]
             np.testing.assert_allclose(same, alone[leaf], atol=1e-5)
+
+
+def in_loop(w: Any, x: Any, y: Any) -> Any:
+    def step(total: Any, factor: Any) -> Any:
+        return total + jnp.max(y + w * factor), None
+
+    return jax.lax.scan(step, 0.0, x)[0]
+
+
+def by_segment(w: Any, x: Any, y: Any) -> Any:
+    places = jnp.array([0, 0, 1, 1])
+    return jax.ops.segment_max(y + w * x, places, 2) @ x[:2]
+
+
+MAXIMA: dict[str, Any] = {
+    "max": lambda w, x, y: jnp.max(y + w * x) * w[0],
+    "range": lambda w, x, y: jnp.ptp(y + w * x),
+    "loop": in_loop,
+    "segments": by_segment,
+    "checkpoint": jax.checkpoint(lambda w, x, y: jnp.max(y + w * x)),
+}
+
+
+@pytest.mark.optimized
+@pytest.mark.quick_with("max", "loop")
+@pytest.mark.parametrize("name", MAXIMA)
+def test_rows_have_the_gradients_of_maxima_of_their_numbers(name: str) -> None:
+    """A third of them was zero, or lacked a part."""
+    function, w = MAXIMA[name], np.array([-0.13, 0.77, 1.3, -2.1], np.float32)
+
+    def of_rows(x: Any, y: Any) -> None:
+        w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.factor("f", jax.vmap(function, (None, 0, 0))(w, x, y))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 4)), rng.normal(size=64)
+    rows = {"x": x.astype(np.float32), "y": y.astype(np.float32)}
+    model = nv.private(of_rows, unit="rows")
+    graph = build_graph(model, bind_arguments(model, tuple(rows.values()), {}))
+    found = DpviEngine(graph, has_norms=True).compiled.row_gradients
+
+    @jax.jit
+    def total(scaled: Any, rows: Any, mask: Any) -> Any:
+        # As the guide does, which makes its draws in the same program.
+        at = Shared(({"w": 0.125 * scaled}, {}), jnp.zeros((1, 2)), threefry_key(0))
+        return found.bounded_sum(at, rows, mask, {"loc": 1.0}, math.inf)["loc"]
+
+    for number in range(64):
+        expected = jax.grad(function)(w, rows["x"][number], rows["y"][number])
+        mine = total(8 * w, rows, np.arange(64) == number)
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
 
 
 def hinge(x: Any, y: Any) -> None:

@@ -14,12 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
 from _fits import vi_of
 from _models import logistic
 
 import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.fitting import private_step
 from numpyro_vips.fitting.reducers.packed_arrays import packed
 from numpyro_vips.fitting.reducers.processes import ProcessReducer, share_of
 from numpyro_vips.fitting.reducers.reducer import Reducer
@@ -232,6 +238,130 @@ def test_processes_that_run_different_fits_are_refused_before_the_charge():
         assert isinstance(error, ValueError)
         assert "every process to run the same fit" in str(error)
     assert not any(budget.charges for budget in budgets)
+
+
+def scaled(factor: Any) -> nv.private:
+    """A logistic regression with a number that only its program shows."""
+    return nv.private(lambda X, y: of_factor(X, y, factor), unit="rows")
+
+
+def of_factor(X: Any, y: Any, factor: Any) -> None:
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        logits = jnp.asarray(factor)[0] * (X @ w)
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def shifted_guide(shift: float) -> Callable[..., None]:
+    """A guide that reads the rows, with a number that only its program shows."""
+
+    def guide(X: Any, y: Any) -> None:
+        loc = numpyro.param("loc", jnp.zeros(3))
+        numpyro.sample("w", dist.Normal(loc, 0.1).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("t", dist.Normal(shift * X[:, 0], 0.1))
+
+    return guide
+
+
+def with_latents(X: Any, y: Any) -> None:
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        t: Any = numpyro.sample("t", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w + jnp.sin(t)), obs=y)
+
+
+def fit_of_process(what: str, index: int) -> tuple[Any, tuple[Any, ...], dict]:
+    """A model, its arguments and options, one number of which is the process's own."""
+    number = np.array([1.0 + 2.0**-20 * index, 3.0], np.float32)
+    fitted: Any = scaled(np.ones(2, np.float32)), (X, Y), {}
+    if what == "a captured array":
+        fitted = scaled(number), (X, Y), {}
+    elif what == "a public argument":
+        model = nv.private(of_factor, unit="rows", public=("factor",))
+        fitted = model, (X, Y, number), {}
+    elif what == "a guide":
+        engine = nv.DPVI(guide=shifted_guide(float(number[0])))
+        fitted = nv.private(with_latents, unit="rows"), (X, Y), {"engine": engine}
+    elif what == "a seed":
+        fitted = (*fitted[:2], {"insecure_seed": index})
+    return fitted
+
+
+@pytest.mark.quick_with("a captured array-dpvi", "a seed-vips")
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+@pytest.mark.parametrize(
+    "what", ["a captured array", "a public argument", "a guide", "a seed"]
+)
+def test_processes_with_other_numbers_in_their_programs_are_refused(
+    what: str, engine: str
+) -> None:
+    """What rows that move from one process to the other contribute would change."""
+
+    def work(index: int, across: Across) -> Any:
+        model, arguments, options = fit_of_process(what, index)
+        options = {"engine": engine, "num_steps": 1, "clipping_norm": 1.0, **options}
+        vi = vi_of(model, across=across, **options)
+        with pytest.raises(ValueError, match="every process to run the same fit"):
+            vi.run(KEY, *arguments)
+        return vi.budget.charges
+
+    assert in_each(2, work) == [(), ()]
+
+
+def test_processes_with_other_rows_end_before_anything_is_released() -> None:
+    """As where each has shuffled them by itself: some would be summed twice."""
+
+    def work(index: int, across: Across) -> Any:
+        order = np.random.default_rng(index).permutation(len(X))
+        seen: list[int] = []
+        with pytest.raises(RuntimeError, match="same rows in the same order") as raised:
+            fit(
+                across,
+                X[order],
+                Y[order],
+                callback=lambda step, result: seen.append(step),
+            )
+        assert not seen
+        return str(raised.value)
+
+    first, second = in_each(2, work)
+    assert first == second and "what was charged stays charged" in first
+
+
+def test_rows_are_asked_at_the_state_of_the_first_process(monkeypatch: Any) -> None:
+    """Whatever the others have made of what was released, as by another optimiser."""
+    states: list[list[Any]] = [[], []]
+    bounded_sum = DpviEngine.bounded_sum
+    index_of: dict[int, int] = {}
+
+    def watched(self: Any, state: Any, rows: Any, mask: Any, **options: Any) -> Any:
+        if np.any(mask):  # Else it is a rehearsal.
+            leaf, *_ = jax.tree.leaves(state.variational)
+            states[index_of[threading.get_ident()]].append(np.asarray(leaf))
+        return bounded_sum(self, state, rows, mask, **options)
+
+    monkeypatch.setattr(DpviEngine, "bounded_sum", watched)
+
+    def in_this_thread(function: Any, values: Any, _number: int) -> Any:
+        return (function(value) for value in values)
+
+    monkeypatch.setattr(private_step, "_map_in_threads", in_this_thread)
+
+    def work(index: int, across: Across) -> Any:
+        index_of[threading.get_ident()] = index
+        optimizer = optax.sgd(lambda step: 0.1 * (1 + index))
+        engine = nv.DPVI(optimizer=optimizer, perturb="location")
+        options = {"engine": engine, "clipping_norm": 1.0, "diagnostics": False}
+        return fit(across, **options)
+
+    results = in_each(2, work)
+    assert all(isinstance(result, nv.PrivateVIResult) for result in results), results
+    # The same states came in the same order, if not as often.
+    first, second = (
+        list(dict.fromkeys(state.tobytes() for state in of)) for of in states
+    )
+    assert len(first) >= 3 and first == second
 
 
 @pytest.mark.parametrize("broken", [0, 1])
