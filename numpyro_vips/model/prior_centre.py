@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -124,6 +124,17 @@ def moderate_draws(graph: ModelGraph, count: int) -> dict[str, np.ndarray]:
     return found
 
 
+def run_at_quartiles(graph: ModelGraph, seed: int) -> Mapping[str, dict]:
+    """The model's messages on a synthetic row, at a quartile of every latent's prior.
+
+    At random it is the first or the third one of each unconstrained coordinate, given
+    the latents before it.
+    """
+    rows = synthetic_rows(graph.arguments, 1, seed)
+    with alone_with_handlers(), _PriorCentres(signs=np.random.default_rng(seed)):
+        return graph.run(rows, {})
+
+
 def units_of_prior(stddev: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """The units in which numbers are, as far as standard deviations of priors say it.
 
@@ -180,12 +191,16 @@ def is_identity(transform: Any) -> bool:
 class _PriorCentres(Messenger):
     """Sets every latent to the centre of its prior given the latents before it.
 
-    Or to values at a distance from it, in every unconstrained coordinate.
+    Or to values at a distance from it, in every unconstrained coordinate, or to one of
+    the quartiles, which random signs choose.
     """
 
-    def __init__(self, *, distance: float = 0.0):
+    def __init__(
+        self, *, distance: float = 0.0, signs: np.random.Generator | None = None
+    ):
         self._num_sites = 0
         self.distance = distance
+        self._signs = signs
         super().__init__()
 
     def process_message(self, msg: Any) -> None:
@@ -200,9 +215,13 @@ class _PriorCentres(Messenger):
             msg["value"] = fn.sample(key())
             return
         centre = _centre(fn, transform, key)
+        away: Any = self.distance
+        if self._signs is not None:
+            away = unconstrained_scale(fn) * _NORMAL_QUARTILES / 2.0
+            away = away * self._signs.choice([-1.0, 1.0], away.shape)
         # NumPyro's transforms of correlations take no single precision among doubles.
         msg["value"] = _computed(
-            lambda: transform(transform.inv(jnp.asarray(centre, float)) + self.distance)
+            lambda: transform(transform.inv(jnp.asarray(centre, float)) + away)
         )
 
 

@@ -65,6 +65,7 @@ from numpyro_vips.vips.steps.step_sizes import (
     step_sizes,
 )
 from numpyro_vips.vips.units.column_units import suited_to_sizes
+from numpyro_vips.vips.units.distant_means import need_several_pilots
 from numpyro_vips.vips.units.entry_units import (
     Power,
     powers_of_others,
@@ -204,8 +205,9 @@ class VipsEngine(Abilities):
 
     @property
     def pilots(self) -> int:
-        """How many pilots there are: two of a curvature, three of many features (see
-        `whitening`), one where only means are recentred, else none."""
+        """How many pilots there are: two of a curvature, three of features (see
+        `whitening`) or of means far from zero (see `distant_means`), one where other
+        means are recentred, else none."""
         if self._roles.whitened_factors:
             return CURVATURE_PILOTS
         features = self.program.features
@@ -215,7 +217,16 @@ class VipsEngine(Abilities):
         ]
         if any(of_several_pilots(number, self.num_rows) for number in numbers):
             return PILOTS
+        if not self._roles.adaptive and self._has_distant_means:
+            return PILOTS
         return int(bool(self._roles.recentred_factors))
+
+    @functools.cached_property
+    def _has_distant_means(self) -> bool:
+        means = sorted(self._roles.recentred_factors - self.program.features.keys())
+        return any(
+            need_several_pilots(self.program, name, self.num_rows) for name in means
+        )
 
     @property
     def columns(self) -> dict[str, Columns]:

@@ -1,9 +1,7 @@
 """The state of a fit by VIPS before any row is read."""
 
-from collections.abc import Mapping
-
 import numpy as np
-from jaxtyping import Float64, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.starts import symmetric_factors
@@ -33,7 +31,7 @@ def initial_state(
     """
     program = on_globals.program
     structure = program.structure
-    moments, start, stddev = on_globals.start(rng_key)
+    moments, start, stddev, marginal_stddev = on_globals.start(rng_key)
     expected_natural = on_rows.expected_natural_of(moments)
     moments = in_double(moments)
     statistics = {s.name: np.zeros(s.block_shape) for s in structure.statistics}
@@ -45,7 +43,9 @@ def initial_state(
         name: np.zeros_like(moments[name]["x"]) for name in roles.recentred_factors
     }
     standards = {
-        name: features.in_units_of(_stddev(moments[name])).as_rows_know()
+        name: features.in_units_of(
+            np.asarray(marginal_stddev[name], np.float64)
+        ).as_rows_know()
         for name, features in program.features.items()
         if name in origins
     }
@@ -77,11 +77,3 @@ def initial_state(
         to_wait=to_wait,
         units=units,
     )
-
-
-def _stddev(
-    moments: Mapping[str, Float64[np.ndarray, "..."]],
-) -> Float64[np.ndarray, "*batch size"]:
-    """Standard deviations of a Gaussian block's coordinates."""
-    squares = np.diagonal(moments["xx"], axis1=-2, axis2=-1)
-    return np.sqrt(squares - moments["x"] ** 2)

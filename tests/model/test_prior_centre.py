@@ -8,6 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _fits import fit_to
+from _models import graph_of
 from scipy import stats
 
 import numpyro_vips as nv
@@ -17,6 +18,7 @@ from numpyro_vips.model.prior_centre import (
     _centre,
     moderate_draws,
     prior_median,
+    run_at_quartiles,
     unconstrained_scale,
 )
 
@@ -126,3 +128,27 @@ def test_bounds_that_are_arrays_are_found_in_any_precision(library):
         away = np.abs(np.mean(draws, axis=0) - y.mean(0))
         assert np.all(away < 4 * np.std(draws, axis=0))
         assert np.all(np.std(draws, axis=0) < 0.2)
+
+
+def test_a_run_at_quartiles_knows_the_latents_before():
+    """The first or the third quartile of each prior, given its parents' values."""
+
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(5.0, 2.0))
+        spread = numpyro.sample("spread", dist.LogNormal(1.0, 0.5))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(level, spread), obs=y)
+
+    _, graph = graph_of(model, (np.zeros(20, np.float32),))
+    found = {
+        tuple(
+            round(float(value - centre) / width / stats.norm.ppf(0.75), 3)
+            for value, centre, width in (
+                (messages["level"]["value"], 5.0, 2.0),
+                (np.log(messages["spread"]["value"]), 1.0, 0.5),
+            )
+        )
+        for messages in (run_at_quartiles(graph, seed) for seed in range(20))
+    }
+    assert len(found) == 4
+    np.testing.assert_allclose(np.abs(list(found)), 1.0, rtol=2e-3)

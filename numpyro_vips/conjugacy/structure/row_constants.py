@@ -99,9 +99,11 @@ class RowConstants:
     products: tuple[Product, ...] = ()
 
     def with_products(self, numbers: Mapping[int, Any]) -> dict[int, Any]:
-        """Constants by token, with their products."""
-        products = {product.token: product.of(numbers) for product in self.products}
-        return {**numbers, **products}
+        """Constants by token, with their products, of which some are of others."""
+        found = dict(numbers)
+        for product in self.products:
+            found[product.token] = product.of(found)
+        return found
 
     def __call__(
         self, row: Mapping[str, Any]

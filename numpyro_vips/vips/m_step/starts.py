@@ -30,11 +30,14 @@ class Start(NamedTuple):
       statistics: The sums that make `moments` of the priors, of counts alone.
       stddev: By factor that takes Newton steps, the priors' standard deviations, of
         each coordinate given the others.
+      marginal_stddev: By factor whose features are standardised, the priors' standard
+        deviations of its coordinates.
     """
 
     moments: NewMomentsByFactor
     statistics: NewByStatistic
     stddev: dict[str, Float[Array, "..."]]
+    marginal_stddev: dict[str, Float[Array, "..."]]
 
 
 def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
@@ -52,6 +55,7 @@ def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
     structure = program.structure
     moments, added, priors = _perturbed(program, key)
     stddev = {name: _stddev_of(priors[name]) for name in structure.newton}
+    marginal = {name: _marginal_stddev_of(priors[name]) for name in program.features}
     found = {}
     for statistic in structure.statistics:
         if statistic.release != "adaptive" or len(statistic.atoms) != 1:
@@ -62,12 +66,22 @@ def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
         if factor.family.has_pseudo_counts and whole:
             order = [numbers.index(i) for i in range(len(numbers))]
             found[statistic.name] = jnp.transpose(added[factor.name][function], order)
-    return Start(moments, found, stddev)
+    return Start(moments, found, stddev, marginal)
 
 
 def _stddev_of(natural: Moments) -> Float[Array, "*batch size"]:
     """Standard deviations of a Gaussian's coordinates, each given the others."""
     return (-2.0 * jnp.diagonal(natural["xx"], axis1=-2, axis2=-1)) ** -0.5
+
+
+def _marginal_stddev_of(natural: Moments) -> Float[Array, "*batch size"]:
+    """Standard deviations of a Gaussian's coordinates.
+
+    They are not what its moments differ by, ⟨x²⟩ - ⟨x⟩²: in single precision nothing is
+    left of that where a mean is a thousand times as large.
+    """
+    covariance = jnp.linalg.inv(-2.0 * natural["xx"])
+    return jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))
 
 
 def _perturbed(

@@ -98,13 +98,15 @@ def with_own_products(
         ]
     except _Unclear:
         return None
-    after = dataclasses.replace(
-        constants, products=(*constants.products, *products.values())
-    )
+    # Of products that terms have already only the numbers count here, as of any slot.
+    new = dataclasses.replace(constants, products=tuple(products.values()))
     if not are_equal(
-        structure, all_terms, list(itertools.chain(*moved)), after.with_products
+        structure, all_terms, list(itertools.chain(*moved)), new.with_products
     ):
         return None
+    after = dataclasses.replace(
+        constants, products=(*constants.products, *new.products)
+    )
     forms = iter(Form((), tuple(terms), exclusive=False) for terms in moved)
     densities = tuple(
         dataclasses.replace(density, form=next(forms)) if density.is_row else density

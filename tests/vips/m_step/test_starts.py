@@ -12,10 +12,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _fits import vi_of
+from _models import compiled
 from numpyro.distributions import kl_divergence
 
 import numpyro_vips as nv
 from numpyro_vips.vips.engine import NUM_STARTS
+from numpyro_vips.vips.m_step import starts
 
 RNG = np.random.default_rng(0)
 CENTRES = np.array([-6.0, -2.0, 2.0, 6.0])
@@ -174,3 +176,22 @@ def test_means_of_effects_get_to_where_rows_are_in_ten_steps():
     found = result.posterior.moments()
     np.testing.assert_allclose(found["m"].mean, [10.0, 2.0], atol=0.5)
     np.testing.assert_allclose(found["tau"].mean, 1.0, atol=0.3)
+
+
+def test_widths_of_priors_are_known_far_from_zero():
+    """Squares of 178 have no digits left, in single precision, for a width of 0.02."""
+
+    def heights(weight: Any, y: Any) -> None:
+        level = numpyro.sample("level", dist.Normal(178.0, 20.0))
+        slope = numpyro.sample("slope", dist.Normal(1.0, 0.1))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(10.0))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(level + slope * weight, sigma), obs=y)
+
+    weight = RNG.normal(size=300)
+    rows = weight, 170.0 + weight + RNG.normal(size=300)
+    program = compiled(heights, rows)
+    found = starts.start(program, jax.random.key(0)).marginal_stddev
+    np.testing.assert_allclose(np.sort(*found.values()), [0.1, 20.0], rtol=1e-5)
+    with warnings.catch_warnings(action="error", category=RuntimeWarning):
+        vi_of(heights, num_steps=2).run(jax.random.key(0), *rows)

@@ -13,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _evaluate import evaluate
-from _models import graph_of
+from _models import graph_of, uncertified
 from scipy import stats
 
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint, symbolic_log_joint
@@ -174,3 +174,31 @@ def test_each_coefficient_has_a_number_and_the_density_is_the_same(fn: Any) -> N
 def test_density_stays_as_it_is(fn: Any, more_than: int) -> None:
     """Where no coefficient gains a number, or it is not clear which."""
     assert Written(fn).with_own_products(more_than) is None
+
+
+def three_regressions(age: Any, dose: Any, group: Any, y: Any) -> None:
+    """What one regression predicts is a covariate of the next."""
+    with numpyro.handlers.scope(prefix="first"):
+        first = normal("a") + normal("b") * age * y
+    with numpyro.handlers.scope(prefix="second"):
+        second = normal("a") + normal("b") * age + normal("c") * dose
+    with numpyro.handlers.scope(prefix="third"):
+        third = normal("a") + normal("b") * y + normal("c") * age
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("dose", dist.Normal(first, 0.5), obs=dose)
+        numpyro.sample("y", dist.Normal(second, 0.5), obs=y)
+        numpyro.sample("z", dist.Normal(third, 0.5), obs=group.astype(float))
+
+
+def test_regressions_share_covariates() -> None:
+    """Each has features of its own, made of the same numbers of a row."""
+    rows = tuple(np.repeat(x, 3) for x in (AGE, DOSE, GROUP, Y))
+    program = uncertified(three_regressions, rows)
+    assert sorted(len(f.places) for f in program.features.values()) == [1, 2, 2]
+    numbers = numbers_of(program.row_constants)
+    found = {
+        frozenset(float(numbers[token]) for token in features.tokens)
+        for features in program.features.values()
+    }
+    age, dose, y = float(AGE), float(DOSE), float(Y)
+    assert found == {frozenset({age * y}), frozenset({age, dose}), frozenset({y, age})}
