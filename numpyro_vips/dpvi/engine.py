@@ -331,7 +331,14 @@ class DpviEngine(Abilities):
     def forgotten_steps(
         self, num_steps: int, *, is_private: bool, is_full: bool
     ) -> int:
-        return 0  # Iterates lose their weight by and by.
+        """Those on the way; see `fitting.engine.Engine.forgotten_steps`.
+
+        The posterior is made of the scores of the others. Where no posterior is made
+        of scores it is the average of the iterates, which lose their weight by and by.
+        """
+        if not is_private or self.compiled.noise_aware is None:
+            return 0
+        return self.program.options.num_approaching
 
     def initial_state(self, rng_key: PRNGKeyArray) -> DpviState:
         """The guide at the prior's centre, slightly jittered, with small scales."""

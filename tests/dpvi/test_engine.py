@@ -22,6 +22,7 @@ from _dpvi_fits import (
     probit,
     regression,
 )
+from _fits import vi_of
 from _models import three_locals
 from numpyro.infer import Trace_ELBO
 
@@ -30,6 +31,7 @@ from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides.posteriors import NormalPosterior
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.fitting.schedule import FORGOTTEN_SHARE
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
@@ -228,6 +230,18 @@ def test_each_coefficient_has_the_unit_of_its_own_prior():
     np.testing.assert_array_equal(one, other)
     scale = np.exp(np.asarray(state.average.guide["log_scale"]))
     np.testing.assert_allclose(np.std(one, axis=0), units * scale, rtol=0.1)
+
+
+@pytest.mark.parametrize("perturb", ["location", "all"])
+def test_steps_on_their_way_get_less_of_the_budget(perturb):
+    """Where scores make the posterior; averages of iterates need all steps alike."""
+    vi = vi_of(probit, engine=DPVI(perturb=perturb))
+    prepared, _ = vi._prepare_fit(binary_data(40), {})
+    steps = [step for step in prepared.steps if not step.is_aside]
+    shares = np.array([step.share for step in steps])
+    on_their_way = FORGOTTEN_SHARE if perturb == "location" else 1.0
+    np.testing.assert_allclose(shares[:100], on_their_way * shares[-1])
+    np.testing.assert_allclose(shares[100:], shares[-1])
 
 
 @pytest.mark.quick_with("away", "about zero")
