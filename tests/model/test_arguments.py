@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 
+import numpyro_vips as nv
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
 
@@ -320,6 +321,16 @@ def test_what_is_neither_rows_nor_a_constant_is_refused(value, message):
         with pytest.raises(TypeError, match=message) as caught:
             bind(X(), value, public=public)
         assert str(SECRET) not in str(caught.value)
+
+
+def test_rows_at_even_distances_are_of_arrays_alone():
+    """By these processes see whether they have the same rows; sources may be slow."""
+    matrix = scipy.sparse.csr_matrix(np.arange(2.0 * 40).reshape(40, 2))
+    arguments = bind(matrix, nv.ArrayRows(np.arange(40.0)))
+    found = arguments.evenly_spaced(4)
+    np.testing.assert_array_equal(found.pop("X"), matrix.toarray()[[0, 13, 26, 39]])
+    assert not found
+    assert arguments.evenly_spaced(64)["X"].shape == (40, 2)
 
 
 def test_arrow_is_told_how_its_numbers_are_passed():
