@@ -26,6 +26,7 @@ import numpyro_vips as nv
 from numpyro_vips.conjugacy.interpreter import entries
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior
+from numpyro_vips.fitting import private_step
 from numpyro_vips.model.arguments import ModelArguments, bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.vips.compile.compiler import compile_model
@@ -292,6 +293,68 @@ def test_no_row_changes_the_sum_by_more_than_the_clipping_norm(name: str) -> Non
 
 
 # --- the whole way --------------------------------------------------------------------
+
+
+def hostile_matrix(dtype: Any) -> sp.csr_matrix:
+    """Columns in any order, repeated or out of range, with numbers of every size."""
+    rng, count = np.random.default_rng(0), 64
+    lengths = rng.integers(0, LENGTH + 6, count)
+    stored = int(lengths.sum())
+    numbers = rng.choice([0, 1, 2, 5], stored).astype(dtype)
+    wild = (
+        [1e38, -1e38, 1e-38, -0.0, np.nan, np.inf, -np.inf, -1.0]
+        if np.dtype(dtype).kind == "f"
+        else [np.iinfo(dtype).max, np.iinfo(dtype).min, 65536, 46341, -1]
+    )
+    some = rng.random(stored) < 0.2
+    numbers[some] = np.asarray(wild, dtype)[rng.integers(0, len(wild), some.sum())]
+    found = sp.csr_matrix((count, LENGTH), dtype=dtype)
+    # Past the checks that SciPy makes of its arguments.
+    found.data = numbers
+    found.indices = rng.integers(-2, LENGTH + 3, stored).astype(np.int32)
+    found.indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return found
+
+
+def poissons(x: Any) -> None:
+    rate = numpyro.sample("rate", dist.Gamma(1.0, 1.0).expand([LENGTH]).to_event(1))
+    with numpyro.plate(UNIT, x.shape[0]):
+        numpyro.sample("x", dist.Poisson(rate).to_event(1), obs=x)
+
+
+@pytest.mark.optimized
+@pytest.mark.thorough
+@pytest.mark.parametrize("width", [None, {"x": WIDTH}])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_rows_of_a_hostile_matrix_are_clipped_in_every_release(
+    engine: str, dtype: Any, width: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in histograms, pilots and the release for intervals."""
+    chunk_sum, norms = private_step._chunk_sum, []
+
+    def watched(engine: Any, step: Any, state: Any, rows: Any, mask: Any, keys: Any):
+        for place in np.flatnonzero(mask):
+            alone = np.arange(len(mask)) == place
+            found = chunk_sum(engine, step, state, rows, alone, keys)
+            mechanism = step.mechanism
+            joint = [b.scale * np.ravel(found[b.name]) for b in mechanism.blocks]
+            norm = np.linalg.norm(np.concatenate(joint)) / mechanism.clipping_norm
+            norms.append(norm)
+        return chunk_sum(engine, step, state, rows, mask, keys)
+
+    monkeypatch.setattr(private_step, "_chunk_sum", watched)
+    with warnings.catch_warnings(action="ignore"):
+        fit_to(
+            poissons,
+            hostile_matrix(dtype),
+            engine=engine,
+            budget=20.0,
+            num_steps=2,
+            max_nonzeros=width,
+        )
+    assert len(norms) >= 2 * 64
+    assert 0.99 <= max(norms) <= 1.0
 
 
 def words_and_counts(ids: Any, counts: Any) -> None:

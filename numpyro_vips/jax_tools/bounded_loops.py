@@ -14,8 +14,8 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 
-from numpyro_vips.jax_tools import materialized
 from numpyro_vips.jax_tools.jaxprs import equations_of, evaluate, scan_sizes
+from numpyro_vips.jax_tools.materialized import makes_no_turn
 from numpyro_vips.jax_tools.user_lines import is_traced_from
 
 
@@ -44,11 +44,8 @@ def with_bounded_loops(
 
 
 def is_bounded(loop: jex_core.JaxprEqn) -> bool:
-    """Whether a `while` equation is one that `with_bounded_loops` has made.
-
-    Or `materialized`, whose loops make no turn.
-    """
-    return any(is_traced_from(loop, of) for of in (__file__, materialized.__file__))
+    """Whether a `while` equation is one of `with_bounded_loops` or `materialized`."""
+    return is_traced_from(loop, __file__) or makes_no_turn(loop)
 
 
 def _bounded(

@@ -17,8 +17,12 @@ import math
 from typing import Any
 
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Shaped
+
+# What such loops are called in programs, however often these are traced anew.
+_SCOPE = "numpyro_vips.materialized"
 
 
 def materialized(tree: Any) -> Any:
@@ -35,8 +39,14 @@ def materialized(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     if any(leaf.size for leaf in leaves):
-        leaves = jax.lax.while_loop(_is_never, _zeros, leaves)
+        with jax.named_scope(_SCOPE):
+            leaves = jax.lax.while_loop(_is_never, _zeros, leaves)
     return jax.tree.unflatten(structure, leaves)
+
+
+def makes_no_turn(loop: jex_core.JaxprEqn) -> bool:
+    """Whether a `while` equation is one that `materialized` has made."""
+    return _SCOPE in str(loop.source_info.name_stack)
 
 
 def _zeros(leaves: list[Shaped[Array, "..."]]) -> list[Shaped[Array, "..."]]:

@@ -14,6 +14,7 @@ and dtypes, never values.
 import argparse
 import dataclasses
 import inspect
+import math
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -259,9 +260,9 @@ def bind_arguments(
     Raises:
       TypeError: An argument is of a kind that is refused, or does not fit the
         model's signature.
-      ValueError: The private arguments differ in length, have no rows or are
-        missing altogether, or a name in `model.public` or `max_nonzeros` names
-        nothing of the kind.
+      ValueError: The private arguments differ in length, have no rows, rows without
+        numbers, or are missing altogether, or a name in `model.public` or
+        `max_nonzeros` names nothing of the kind.
     """
     if num_rows is not None:
         _validate.positive_integer(num_rows=num_rows)
@@ -485,6 +486,12 @@ def _common_length(leaves: Mapping[str, PrivateLeaf], unit: str) -> int:
             f"The private arguments ({quoted(lengths)}) have no rows. There is "
             "nothing to learn from."
         )
+    for name, leaf in leaves.items():
+        if math.prod(row := shape_of(leaf)[1:]) == 0:
+            raise ValueError(
+                f"A row of the private argument {name!r} has shape {row}, and so no "
+                "numbers. Expected at least one. Leave the argument out."
+            )
     return count
 
 

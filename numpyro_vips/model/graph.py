@@ -246,6 +246,12 @@ def _site(name: str, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
     plates = {}
     row_axis = None
     shape = one.shape(name)
+    if math.prod(shape) == 0 and not traced.is_factor:
+        raise UnsafeModelError(
+            f"{name!r} has shape {shape}, and so no numbers. Expected at least one. "
+            "Leave the sample statement out where there is none, as in `if "
+            "num_columns:`."
+        )
     batch = len(shape) - traced.event_dim
     for plate, dim in traced.plates:
         plates[batch + dim] = plate

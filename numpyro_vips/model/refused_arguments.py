@@ -87,6 +87,13 @@ def _refuse_other(name: str, value: Any) -> NoReturn:
             f"numbers, {name}.to_numpy(), one array per dtype, with categories coded "
             "by public lists. Rows are taken in their order, whatever their index."
         )
+    if type(value).__module__.split(".")[0] == "pyarrow":
+        raise TypeError(
+            f"The argument {name!r} is a {type_name(value)}. Pass a table as "
+            f"nv.ArrowRows({name}, ...), which says which columns are which array, "
+            f"and a column of numbers as np.asarray({name}, float), in which what is "
+            "missing is NaN."
+        )
     if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
         raise TypeError(
             f"The argument {name!r} has type {type_name(value)}. If it lies "

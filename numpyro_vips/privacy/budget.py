@@ -149,6 +149,13 @@ class PrivacyBudget:
                 # Also proves, before anything is spent, that charging will work.
                 self._file.write(self._charges, fits)
 
+    def __init_subclass__(cls) -> None:
+        raise TypeError(
+            f"{cls.__name__} is made a subclass of PrivacyBudget, which has none: a "
+            "method of its own could charge something else. Hold a PrivacyBudget in a "
+            "class of your own instead."
+        )
+
     @property
     def epsilon(self) -> float:
         """The whole budget's epsilon."""

@@ -89,6 +89,9 @@ def test_maxima_of_many_keep_values_and_derivatives(name: str) -> None:
         found, expected = (jax.grad(of)(w, row) for of in (mine, function))
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert np.shape(jax.vmap(mine, (None, 0))(w, rows)) == (9,)
+    squares = (lambda w, x, of=of: of(w, x) ** 2 for of in (mine, function))
+    found, expected = (jax.jacrev(jax.grad(of))(w, rows[0]) for of in squares)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_maxima_of_many_share_their_derivative_where_they_are_equal() -> None:

@@ -1,6 +1,7 @@
 import argparse
 import collections
 import dataclasses
+import decimal
 import functools
 import tracemalloc
 import types
@@ -14,6 +15,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 
+import numpyro_vips as nv
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
 
@@ -321,6 +323,29 @@ def test_what_is_neither_rows_nor_a_constant_is_refused(value, message):
         assert str(SECRET) not in str(caught.value)
 
 
+def test_rows_at_even_distances_are_of_arrays_alone():
+    """By these processes see whether they have the same rows; sources may be slow."""
+    matrix = scipy.sparse.csr_matrix(np.arange(2.0 * 40).reshape(40, 2))
+    arguments = bind(matrix, nv.ArrayRows(np.arange(40.0)))
+    found = arguments.evenly_spaced(4)
+    np.testing.assert_array_equal(found.pop("X"), matrix.toarray()[[0, 13, 26, 39]])
+    assert not found
+    assert arguments.evenly_spaced(64)["X"].shape == (40, 2)
+
+
+def test_arrow_is_told_how_its_numbers_are_passed():
+    pa: Any = pytest.importorskip("pyarrow")
+    numbers, missing = [1.0] * (ROWS - 1), [None]
+    table = pa.table({"a": numbers + missing})
+    decimals = pa.array([decimal.Decimal("1.5")] * ROWS)
+    for value in (table, table["a"], table["a"].combine_chunks(), decimals):
+        with pytest.raises(TypeError, match=r"pyarrow\..*ArrowRows\(y, .*float\)"):
+            bind(X(), value)
+        if value is not table:
+            column = bind(X(), np.asarray(value, float)).private["y"]
+            assert column.dtype == float and column.shape == (ROWS,)
+
+
 @pytest.mark.parametrize("kind", [str, bytes])
 def test_a_refusal_does_not_say_how_long_the_longest_text_is(kind):
     messages = set()
@@ -365,6 +390,7 @@ def test_lengths_that_disagree_are_named():
         ((X(),), ("X",), "No argument holds private data"),
         ((None, 3), (), "No argument holds private data"),
         ((X()[:0], np.ones(0)), (), "'X', 'y'. have no rows"),
+        ((X()[:, :0], np.ones(ROWS)), (), r"row .* 'X' has shape \(0,\).*Leave the"),
     ],
 )
 def test_there_must_be_private_rows(args, public, message):

@@ -211,6 +211,25 @@ def test_a_model_that_observes_nothing_is_told_its_sites():
         graph_of(forgetful, X, Y)
 
 
+def of_no_columns(y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([0]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(w.sum(), 1.0), obs=y)
+
+
+def with_no_latents_of_rows(y):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([0]).to_event(1))
+        numpyro.sample("y", dist.Normal(mean + w.sum(-1), 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [of_no_columns, with_no_latents_of_rows])
+def test_a_site_without_numbers_is_refused(model):
+    with pytest.raises(UnsafeModelError, match=r"'w' has shape .*0.*sample statement"):
+        graph_of(model, Y)
+
+
 def by_group(group, y, num_groups=4):
     with numpyro.plate("groups", num_groups):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))

@@ -139,6 +139,19 @@ def test_loops_in_samplers_are_not_told_of():
     assert not loops_until_rows_stop(pair)
 
 
+class MaximaInDensity(Ordinary):
+    def log_prob(self, value: Any) -> Any:
+        both = jnp.stack([self.loc - value, value - self.loc])
+        return super().log_prob(value) - jnp.max(both, axis=0)
+
+
+def test_loops_that_keep_numbers_in_memory_are_not_told_of():
+    """They make no turn; see `compared_maxima`."""
+    own, pair = programs_of(MaximaInDensity)
+    assert "while[" in str(own.program) and "while[" in str(pair.program)
+    assert not loops_until_rows_stop(own) and not loops_until_rows_stop(pair)
+
+
 def test_loops_in_a_guide_are_told_of():
     def model(y: Any) -> None:
         w = numpyro.sample("w", dist.Normal(0.0, 1.0))

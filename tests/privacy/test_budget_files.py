@@ -172,6 +172,14 @@ def test_a_relative_path_stays_where_it_was_opened(tmp_path, monkeypatch):
     assert PrivacyBudget(1.0, 1e-6, path="ledger.json").spent().epsilon == 0.7
 
 
+def test_a_ledger_has_no_subclasses() -> None:
+    """One that charges in another way, or not at all, would pass for a ledger."""
+    with pytest.raises(TypeError, match="Logged is made a subclass of PrivacyBudget"):
+
+        class Logged(PrivacyBudget):
+            """Forgets to charge."""
+
+
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_ledger_cannot_be_copied(duplicate, tmp_path):
     for budget in (
