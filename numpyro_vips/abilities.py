@@ -38,6 +38,12 @@ class ClippingNorms(Protocol):
         return frozenset()
 
     @property
+    def curvatures_in_parts(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the "refreshed" matrices whose entries are in several blocks, as
+        those of coefficients with a name each."""
+        return ()
+
+    @property
     def together(self) -> tuple[Together, ...]:
         """Blocks that share a norm; each block in one of these at most."""
         return ()

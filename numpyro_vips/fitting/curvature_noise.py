@@ -87,12 +87,13 @@ def noise_over_curvature(
       The ratio for a budget that affords a noise multiplier of 1 for a single release
       from all rows. It grows in proportion to that. It is 0 if there is no curvature.
     """
-    ratios = (
-        _ratio(block, num_rows, 1.0 / math.sqrt(share), relation)
-        for block in engine.blocks("refreshed")
-        if block.symmetric
-    )
-    return max(ratios, default=0.0)
+    whole = [block for block in engine.blocks("refreshed") if block.symmetric]
+    whole += [
+        Block(name="curvature", shape=shape, symmetric=True)
+        for shape in engine.curvatures_in_parts
+    ]
+    noise = 1.0 / math.sqrt(share)
+    return max((_ratio(b, num_rows, noise, relation) for b in whole), default=0.0)
 
 
 def may_be_left_to_dpvi(engine: Engine) -> bool:

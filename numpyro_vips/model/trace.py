@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.core
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.plate_index import picks_rows_only
 from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.arguments import ModelArguments
@@ -63,7 +66,7 @@ class TracedSite:
       distribution: The class of a sample's distribution, wrappers included.
       event_dim: The number of its event axes.
       support: What it has probability on; None of a `numpyro.factor`. Its bounds are
-        variables of the trace where they are no numbers, and then mean nothing else.
+        variables of the trace where they depend on latents, and then mean nothing else.
       parameters_shape: The batch shape of its parameters, before plates expand it.
       is_reparametrised: Whether gradients pass through its draws.
       structure: What it is made of.
@@ -129,6 +132,11 @@ class _Noted:
     plate_names: tuple[str, ...]
 
 
+def _has_tracers(support: Any) -> bool:
+    """Whether a bound is a variable of a trace."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support))
+
+
 class Trace:
     """The model's program on `count` abstract rows.
 
@@ -174,10 +182,36 @@ class Trace:
         self.closed, (self.output_shapes, noted) = traced(
             lambda: jax.make_jaxpr(program, return_shape=True)(rows, latents)
         )
-        self.sites: dict[str, TracedSite] = noted.sites
+        self.sites: dict[str, TracedSite] = self._with_known_bounds(noted.sites)
         self.has_unit_plate: bool = noted.has_unit_plate
         self.plate_names: tuple[str, ...] = noted.plate_names
         check_row_program(self.closed)
+
+    def _with_known_bounds(self, sites: dict[str, TracedSite]) -> dict[str, TracedSite]:
+        """The sites, with numbers for bounds that JAX computes of constants alone."""
+        unclear = [name for name, site in sites.items() if _has_tracers(site.support)]
+        if not unclear:
+            return sites
+
+        def bounds(rows: Any, latents: Any) -> dict[str, list[Any]]:
+            messages, _ = self._run(rows, latents=latents)
+            return {n: jax.tree.leaves(messages[n]["fn"].support) for n in unclear}
+
+        closed, shapes = traced(
+            lambda: jax.make_jaxpr(bounds, return_shape=True)(*self.inputs)
+        )
+        found = dict(sites)
+        for name in unclear:
+            wanted = {n: [n == name] * len(of) for n, of in shapes.items()}
+            program, used = with_used_inputs(closed, jax.tree.leaves(wanted))
+            if any(used):
+                continue  # They are other latents, or depend on them.
+            values = map(np.asarray, jex_core.jaxpr_as_fun(program)())
+            support = jax.tree.unflatten(
+                jax.tree.structure(sites[name].support), values
+            )
+            found[name] = dataclasses.replace(sites[name], support=support)
+        return found
 
     @property
     def samples(self) -> dict[str, TracedSite]:

@@ -204,6 +204,16 @@ class VipsEngine(Abilities):
         return self._roles.growing
 
     @property
+    def curvatures_in_parts(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of curvatures of several latents together, with an axis twice."""
+        factors = self.program.structure.posterior_factors
+        return tuple(
+            (*factors[name].shape, factors[name].shape[-1])
+            for name in sorted(self.program.structure.newton)
+            if len(factors[name].latents) > 1
+        )
+
+    @property
     def pilots(self) -> int:
         """How many pilots there are: two of a curvature, three of features (see
         `whitening`) or of means far from zero (see `distant_means`), one where other

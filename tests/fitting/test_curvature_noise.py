@@ -77,6 +77,7 @@ class OnlyResiduals:
     """What `noise_over_curvature` asks an engine for."""
 
     growing = frozenset({"⟨w⟩"})
+    curvatures_in_parts = ()
 
     def __init__(self, *batch: int) -> None:
         shape = (*batch, COLUMNS, COLUMNS)
@@ -114,6 +115,30 @@ def test_the_ratio_is_that_of_the_mechanism_s_own_noise(
     trace = ROWS * norm / math.sqrt(math.prod(batch))
     # The edge of the spectrum is sharp: of the order d^(-2/3).
     assert predicted == pytest.approx(radius / (trace / COLUMNS), rel=0.08)
+
+
+def test_the_ratio_does_not_ask_whether_coefficients_have_a_name_each() -> None:
+    """Their products are in a block for each pair then, and none is a matrix."""
+
+    def by_name(X: Any, y: Any = None) -> None:
+        w = [numpyro.sample(f"w{i}", dist.Normal(0.0, 1.0)) for i in range(3)]
+        logits = sum(w[i] * X[:, i] for i in range(3))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+    shares = []
+    for model in (several_columns, by_name):
+        plan = plan_of(model, columns=3)
+        of_curvature = [
+            entry["share"]
+            for entry in plan.schedule
+            if entry["steps"] == 2 and "pilot" not in entry["releases"]
+            if "histogram" not in entry["releases"]
+        ]
+        shares.append(of_curvature)
+    assert len(shares[0]) == 1
+    assert shares[1] == pytest.approx(shares[0], rel=0.05)
+    assert shares[0][0] == pytest.approx(2 * SHARES[1], rel=0.05)
 
 
 @pytest.mark.thorough

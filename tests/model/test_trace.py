@@ -1,6 +1,7 @@
 """What is kept of a model's trace: facts and programs, and nothing of the tracing."""
 
 import gc
+import math
 
 import jax
 import jax.core
@@ -9,9 +10,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _models import compiled, graph_of
 from numpyro.distributions import constraints
 
 import numpyro_vips as nv
+from numpyro_vips.conjugacy.families.supports import bounds
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.trace import Trace
 
@@ -109,3 +112,29 @@ def test_a_model_that_looks_at_a_row_is_told_the_line() -> None:
 
     with pytest.raises(nv.UnsafeModelError, match=r"line \d+ of test_trace.py"):
         traced(looking)
+
+
+def test_bounds_that_jax_computes_of_constants_are_numbers() -> None:
+    def model(y):
+        share = numpyro.sample(
+            "share", dist.Uniform(jnp.zeros(3), jnp.sqrt(jnp.ones(3))).to_event(1)
+        )
+        part = numpyro.sample("part", dist.Uniform(0.0, share[0]))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(part, 1.0), obs=y)
+
+    _, graph = graph_of(model, (np.zeros(20, np.float32),))
+    assert bounds(graph.sites["share"].support) == (0.0, 1.0)
+    # The other one is known in a run alone.
+    assert bounds(graph.sites["part"].support) == (-math.inf, math.inf)
+
+
+def test_such_a_uniform_prior_is_a_beta() -> None:
+    def model(group, y):
+        chance = numpyro.sample("chance", dist.Uniform(jnp.zeros(3), jnp.ones(3)))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Bernoulli(chance[group]), obs=y)
+
+    program = compiled(model, (np.arange(6) % 3, np.arange(6) % 2))
+    (factor,) = program.structure.posterior_factors.values()
+    assert factor.family.name == "Beta"

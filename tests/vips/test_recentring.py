@@ -297,9 +297,10 @@ def test_the_pilot_is_charged_and_stated():
     with warnings.catch_warnings(action="ignore"):
         result = vi.run(jax.random.key(0), y)
     labels = [event.label for event in result.privacy.events]
-    assert len(labels) == 4
-    assert labels[1] == f"pilot of {labels[3]}"
-    assert labels[0] == labels[2] == f"histogram of the norms of {labels[3]}"
+    released = labels[-1]
+    histogram, pilot = f"histogram of the norms of {released}", f"pilot of {released}"
+    # Flat or wide priors let the mean be far away: there are three pilots.
+    assert labels == [*[histogram, pilot] * 3, histogram, released]
     assert result.privacy.epsilon == pytest.approx(1.0, abs=0.01)
     assert "pilot of" in str(result.privacy)
     assert result.diagnostics["num_steps"] == 1

@@ -15,11 +15,14 @@ from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
-from numpyro_vips.model.synthetic_rows import rows_of_unit_size
+from numpyro_vips.model.synthetic_rows import rows_of_unit_size, rows_with_codes
 from numpyro_vips.privacy.releases import Together
 
 # How many synthetic rows norms are read off.
 NUM_TYPICAL_ROWS = 64
+# Of rows in which integers are codes, how many there are, and how many codes: as of a
+# category that the model compares with 2 or 7. Some statistics are zero without it.
+_NUM_CODED_ROWS, _CODES = 512, (3, 5, 10, 30)
 # At the first start the gradients of all rows may be zero, as where the model clips a
 # latent at its prior's centre. So many starts are tried.
 _NUM_STARTS = 32
@@ -71,6 +74,18 @@ class SyntheticNorms:
                 if self._are_known(norms):
                     return rows, norms
                 valid = [rows]
+        if valid and not self._engine.is_one_vector:
+            coded = rows_with_codes(self._arguments, _NUM_CODED_ROWS, _CODES)
+            found = self.norms(coded)
+            if _number_seen(found) > _number_seen(self.norms(valid[0])):
+                # No row has the product of what tells two categories apart, and a large
+                # norm for it would be noise for nothing.
+                sizes = (float(np.max(norms)) for norms in found.values())
+                least = min(size for size in sizes if size > 0)
+                return coded, {
+                    name: norms if np.any(norms > 0) else np.full_like(norms, least)
+                    for name, norms in found.items()
+                }
         try:
             valid.append(rows_from_model(graph, NUM_TYPICAL_ROWS, seed=0).rows)
         except NoValidRows as error:
@@ -99,6 +114,11 @@ class SyntheticNorms:
 
 # By block, the norms of some rows.
 Norms = Mapping[str, np.ndarray]
+
+
+def _number_seen(norms: Norms) -> int:
+    """Of how many blocks some row has a norm above zero."""
+    return sum(bool(np.any(of > 0)) for of in norms.values())
 
 
 def varying_blocks(others: Sequence[Norms], largest: Mapping[str, float]) -> set[str]:

@@ -181,7 +181,7 @@ def _known(target: Target, knows_noise: bool, *, keeps_squares: bool = False) ->
     information = Information(
         there.of_matrix(target.curvature[block]),
         target.curvature_noise[block],
-        silent=_silent(target.silent, read, there),
+        silent=_silent(target.silent, read, there.root),
         coordinates=there.inverse.T,
     )
     variance = units.of_matrix(np.diag(target.noise_stddev[read] ** 2))
@@ -207,7 +207,10 @@ def _units(
 
     Its eigenvalues are taken to be alike, as long as noise does not show otherwise. So
     this is the information that is expected, where that is known. Otherwise it is that
-    of which noise is as large in every entry of the diagonal.
+    of which noise is as large in every entry of the diagonal. Along silent directions,
+    where rows have no information, units are of a size with the others: what is left
+    there of noise and of shrinking would be a unit of next to nothing, in directions
+    that are nearly these, and noise in such units hides everything.
 
     Args:
       target: What was released.
@@ -219,6 +222,12 @@ def _units(
     if expected is None:
         return _Units(np.diag(alone), np.diag(1.0 / alone))
     matrix = expected[np.ix_(read, read)] / np.outer(alone, alone)
+    silent = _silent(target.silent, read, np.diag(alone))
+    if silent is not None and silent.shape[1] < len(read):
+        heard = np.eye(len(read)) - silent @ silent.T
+        matrix = heard @ matrix @ heard
+        size = np.trace(matrix) / (len(read) - silent.shape[1])
+        matrix = matrix + size * silent @ silent.T
     values, axes = np.linalg.eigh(matrix)
     sizes = np.sqrt(np.maximum(values, _LEAST_EXPECTED))
     return _Units(
@@ -229,12 +238,12 @@ def _units(
 def _silent(
     silent: Float64[np.ndarray, "size directions"] | None,
     read: Int[np.ndarray, " read"],
-    units: _Units,
+    root: Float64[np.ndarray, "read read"],
 ) -> Float64[np.ndarray, "read directions"] | None:
-    """Directions among the coordinates that rows read, in these units."""
+    """Directions among the coordinates that rows read, in units of this root."""
     if silent is None or len(read) < len(silent):
         return None
-    return np.linalg.qr(units.root.T @ silent)[0]
+    return np.linalg.qr(root.T @ silent)[0]
 
 
 def _of_one(

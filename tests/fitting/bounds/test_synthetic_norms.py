@@ -1,6 +1,10 @@
 """What norms in synthetic rows say of blocks."""
 
+from typing import Any
+
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 from _fits import vi_of
 from _models import means
 
@@ -44,3 +48,24 @@ def test_typical_rows_are_valid_and_have_norms_of_every_block() -> None:
     assert len(rows["y"]) == NUM_TYPICAL_ROWS
     assert set(norms) == set(names)
     np.testing.assert_array_equal(trial.norms(rows)[names[0]], norms[names[0]])
+
+
+def test_categories_that_the_model_compares_with_numbers_are_seen() -> None:
+    """Of which two have no row in common, and whose code may be larger than one."""
+
+    def churn(tenure: Any, contract: Any, y: Any) -> None:
+        a, b, c, d = (numpyro.sample(n, dist.Normal(0.0, 1.0)) for n in "abcd")
+        logits = a + b * tenure + c * (contract == 1) + d * (contract == 2)
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+    count = 3000
+    rows = np.ones(count, np.float32), np.zeros(count, int), np.zeros(count, int)
+    fit, _ = vi_of(churn)._prepare_fit(rows, {})
+    parts = {name: part for part in fit.parts for name in part.blocks}
+    # No limit is known of a tenure, in whatever category.
+    assert not parts["⟨b c⟩"].is_fixed and not parts["⟨b d⟩"].is_fixed
+    assert parts["⟨c c⟩"] == parts["⟨d d⟩"] and parts["⟨d d⟩"].is_fixed
+    assert parts["⟨c c⟩"].reference < 0.2
+    # It is zero in every row.
+    assert parts["⟨c d⟩"].is_fixed and parts["⟨c d⟩"].reference < 0.2

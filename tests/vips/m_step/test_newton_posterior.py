@@ -236,3 +236,29 @@ def test_of_directions_that_are_silent_the_prior_alone_speaks():
     along = (silent.T @ covariance @ silent).item()
     assert along == pytest.approx(1.0, rel=1e-6)
     assert np.trace(covariance) < 1.6
+
+
+def test_units_of_silent_directions_are_as_large_as_the_others():
+    """What is expected has noise along them; units that small would hide the rest."""
+    rng = np.random.default_rng(0)
+    silent = np.linalg.qr(rng.normal(size=(5, 2)))[0]
+    heard = np.eye(5) - silent @ silent.T
+    root = heard @ rng.normal(size=(5, 40))
+    truth = 10.0 * root @ root.T
+    noise = 5.0 * rng.normal(size=(5, 5))
+    values, axes = np.linalg.eigh(truth + noise + noise.T)
+    expected = (axes * np.maximum(values, 0.0)) @ axes.T
+    target = target_of(
+        truth,
+        residual=np.zeros(5),
+        stddev=10.0,
+        curvature_stddev=10.0,
+        prior=0.01 * np.eye(5),
+    ).with_silent(np.zeros(5), silent)
+    known = target._replace(expected=expected, expected_there=expected)
+    precisions = [
+        -2.0 * natural_under_noise(of, np.zeros(5), knows_noise=True)["xx"]
+        for of in (target, known)
+    ]
+    widths = [np.diag(heard @ np.linalg.inv(p) @ heard) for p in precisions]
+    np.testing.assert_allclose(widths[1], widths[0], rtol=0.3)
