@@ -518,7 +518,12 @@ class _Planner:
 
 def _with_fixed_noise(steps: Sequence[Step], noise_multiplier: float) -> list[Step]:
     """The caller's noise for statistics; what else there is keeps its share."""
-    factor = noise_multiplier / steps[-1].noise_multiplier
+    last = steps[-1]
+    planned = [
+        step.share for step in steps if not step.is_aside and step.blocks == last.blocks
+    ]
+    given = len(planned) * (last.sampling.rate / noise_multiplier) ** 2
+    factor = math.sqrt(sum(planned) / given)
     return [
         step.scaled(factor)
         if step.is_aside

@@ -21,7 +21,6 @@ from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.posterior.row_information import Point, RowInformation
 from numpyro_vips.dpvi.posterior.score_likelihood import (
-    POWER,
     NoiseAwareNormal,
     Score,
     before_clipping,
@@ -63,7 +62,7 @@ class RunningScore(NamedTuple):
         *,
         approach: int,
     ) -> "RunningScore":
-        """The averages with step 1, 2, ... among them, at weights close to t^POWER.
+        """The averages with step 1, 2, ... among them, of equal weights.
 
         Args:
           step: Number of the step.
@@ -73,7 +72,7 @@ class RunningScore(NamedTuple):
           approach: How many steps are on their way. The averages begin anew after them.
         """
         number = jnp.where(step > approach, step - approach, step)
-        weight = (POWER + 1.0) / (POWER + number.astype(self.stddev.dtype))
+        weight = 1.0 / number.astype(self.stddev.dtype)
         return RunningScore(
             self.gradient + weight * (gradient - self.gradient),
             self.place + weight * (place - self.place),

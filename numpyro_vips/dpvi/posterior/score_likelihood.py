@@ -42,9 +42,6 @@ from numpyro_vips.vips.m_step.noisy_information import (
     share_known,
 )
 
-# Power of t with which the scores of steps count, once the iterates have arrived; see
-# `noise_aware.APPROACH`.
-POWER = 0.5
 _POINTS = 64
 _CURVATURE_POINTS = 512
 _MOST_STEPS = 40
