@@ -227,7 +227,9 @@ class VipsEngine(Abilities):
         ]
         if any(of_several_pilots(number, self.num_rows) for number in numbers):
             return PILOTS
-        if not self._roles.adaptive and self._has_distant_means:
+        # Entries of a row get units of their own after a pilot, which is not repeated.
+        has_one_at_most = bool(self._roles.adaptive or self._roles.entries)
+        if not has_one_at_most and self._has_distant_means:
             return PILOTS
         return int(bool(self._roles.recentred_factors))
 
