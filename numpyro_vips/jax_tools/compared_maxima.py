@@ -47,7 +47,8 @@ def with_compared_maxima(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
     """The program with such maxima and minima of floating-point numbers.
 
     Its values are the same, but for subnormal ones. Maxima inside of `while_loop`, of
-    which no derivatives in reverse are taken, stay as they are.
+    which no derivatives in reverse are taken, stay as they are. Second derivatives of
+    those of many numbers inside of `scan` are what JAX makes of them, and may be NaN.
 
     Args:
       program: Whose derivatives are to be taken.

@@ -87,8 +87,9 @@ class TracedSite:
 
     @property
     def is_factor(self) -> bool:
-        """Whether it is a `numpyro.factor`."""
-        return self.distribution is dist.Unit
+        """Whether it is a `numpyro.factor`, under a mask or not."""
+        plain = None if self.structure is None else self.structure.kind
+        return dist.Unit in (self.distribution, plain)
 
 
 def _traced_site(msg: Mapping[str, Any], structure: Distributed | None) -> TracedSite:
