@@ -102,9 +102,8 @@ class Coordinates(NamedTuple):
         """Those in which directions are as long as rows say the less of them.
 
         Then rows say as much of all of them, that of one unit for each row at most: the
-        strongest direction stays as it is if rows say less of it. Directions that noise
-        hides stay as they are, and stronger ones become as many times shorter: steps
-        along what is hidden would be a walk led by noise, the wider the longer it is.
+        strongest direction stays as it is if rows say less of it. No direction is made
+        longer than what the noise alone may make of a matrix would have it.
 
         Args:
           information: The pilot, in the coordinates before.
@@ -115,20 +114,16 @@ class Coordinates(NamedTuple):
         noise = float(np.max(np.asarray(information.noise_stddev), initial=0.0))
         # The largest eigenvalue of noise alone, of this size on the diagonal.
         hidden = noise * math.sqrt(2.0 * len(values))
-        weakest, strongest = float(np.min(values)), float(np.max(values))
-        least = max(hidden, weakest, 1.0)
-        level = max(least, min(float(num_rows), strongest))
-        if weakest < hidden:
-            level = least
+        # What it leaves of the strongest direction in others, by turning it.
+        leak = hidden**2 / max(hidden, float(np.max(values)))
+        least = max(math.sqrt(hidden * leak), float(np.min(values)), 1.0)
+        level = max(least, min(float(num_rows), float(np.max(values))))
+        lengths = np.sqrt(level / np.maximum(values, least))
+        longest = max(1.0, math.sqrt(level / max(hidden, least)))
+        lengths = np.clip(lengths, _SHORTEST, longest)
         strong = np.maximum(values, least)
-        lengths = np.maximum(np.sqrt(level / strong), _SHORTEST)
         root = _symmetric(units @ (axes * lengths) @ axes.T)
-        # Eigenvalues that noise hides have either sign, and add up to what rows say.
-        is_seen = values >= least
-        of_hidden = max(0.0, float(np.sum(values, where=~is_seen)))
-        before = np.sum(values, where=is_seen) + of_hidden
-        after = np.sum(values * lengths**2, where=is_seen) + of_hidden
-        growth = math.sqrt(after / before) if before > 0 else 1.0
+        growth = math.sqrt(float(np.sum(strong * lengths**2) / np.sum(strong)))
         dtype = np.asarray(self.units).dtype
         inverse = np.linalg.inv(root)
         in_globals = np.asarray(self.units, np.float64) @ self.silent
