@@ -142,7 +142,7 @@ def test_a_run_at_quartiles_knows_the_latents_before():
     _, graph = graph_of(model, (np.zeros(20, np.float32),))
     found = {
         tuple(
-            round(float(value - centre) / width / stats.norm.ppf(0.75), 3)
+            round(float((value - centre) / width / stats.norm.ppf(0.75)), 3)
             for value, centre, width in (
                 (messages["level"]["value"], 5.0, 2.0),
                 (np.log(messages["spread"]["value"]), 1.0, 0.5),

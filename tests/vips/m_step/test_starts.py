@@ -191,7 +191,7 @@ def test_widths_of_priors_are_known_far_from_zero():
     weight = RNG.normal(size=300)
     rows = weight, 170.0 + weight + RNG.normal(size=300)
     program = compiled(heights, rows)
-    found = starts.start(program, jax.random.key(0)).marginal_stddev
-    np.testing.assert_allclose(np.sort(*found.values()), [0.1, 20.0], rtol=1e-5)
+    (found,) = starts.start(program, jax.random.key(0)).marginal_stddev.values()
+    np.testing.assert_allclose(np.sort(np.asarray(found)), [0.1, 20.0], rtol=1e-5)
     with warnings.catch_warnings(action="error", category=RuntimeWarning):
         vi_of(heights, num_steps=2).run(jax.random.key(0), *rows)
