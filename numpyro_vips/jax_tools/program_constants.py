@@ -17,7 +17,7 @@ import numpy as np
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.jaxprs import leaves_of, programs_in
 from numpyro_vips.jax_tools.precision import double_precision
-from numpyro_vips.jax_tools.random_keys import is_key
+from numpyro_vips.jax_tools.random_keys import numbers_of
 
 # What no variable of the caller's has a name for.
 _UNNAMED = "an array of shape"
@@ -123,12 +123,12 @@ def unnamed(
             continue
         if any(_equal(array, other) for other in known):
             continue
-        known.append(_values(array))
+        known.append(numbers_of(array))
         stem = f"{_UNNAMED} {tuple(np.shape(array))}"
         name, count = stem, 2
         while name in found:
             name, count = f"{stem} ({count})", count + 1
-        found[name] = _values(array)
+        found[name] = numbers_of(array)
     return found
 
 
@@ -152,7 +152,7 @@ def is_plain(array: Array, *, units_only: bool = False) -> bool:
       array: What is asked about.
       units_only: Whether the one number must be 0 or 1.
     """
-    values = _values(array)
+    values = numbers_of(array)
     if values.size == 0 or values.dtype == object:
         return values.size == 0
     if bool(np.all(values == values.flat[0])):
@@ -185,18 +185,13 @@ def _equal(array: Array, other: Any) -> bool:
     """Whether they hold the same numbers, in the precision of the first."""
     if array is other:
         return True
-    left, right = _values(array), _values(other)
+    left, right = numbers_of(array), numbers_of(other)
     if left.shape != right.shape:
         return False
     if left.dtype.kind not in "biufc" or right.dtype.kind not in "biufc":
         return bool(np.array_equal(left, right))
     with np.errstate(all="ignore"):
         return bool(np.array_equal(left, right.astype(left.dtype), equal_nan=True))
-
-
-def _values(array: Any) -> np.ndarray:
-    """The numbers of an array, or those that random keys are made of."""
-    return np.asarray(jax.random.key_data(array) if is_key(array) else array)
 
 
 def values_in(closed: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[Any]:

@@ -5,12 +5,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
 import jax.extend.core as jex_core
-import numpy as np
 
 from numpyro_vips.jax_tools.program_constants import values_in
-from numpyro_vips.jax_tools.random_keys import is_key
+from numpyro_vips.jax_tools.random_keys import numbers_of
 
 # Where a function lies in memory, as a program that is printed shows it.
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
@@ -47,5 +45,5 @@ def digest_of_arrays(arrays: Iterable[Any]) -> bytes:
 def _content(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray):
         return bytes(value)
-    array = np.asarray(jax.random.key_data(value) if is_key(value) else value)
+    array = numbers_of(value)
     return f"{array.dtype} {array.shape} ".encode() + array.tobytes()

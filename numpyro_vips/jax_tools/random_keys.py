@@ -26,6 +26,11 @@ def is_key(array: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def numbers_of(array: Any) -> np.ndarray:
+    """The numbers of an array, or those that its typed keys are made of."""
+    return np.asarray(jax.random.key_data(array) if is_key(array) else array)
+
+
 def is_threefry(dtype: Any) -> bool:
     """Whether keys of this dtype are threefry keys."""
     return dtype == threefry_key(0).dtype

@@ -235,10 +235,8 @@ class VipsEngine(Abilities):
 
     @functools.cached_property
     def _has_distant_means(self) -> bool:
-        means = sorted(self._roles.recentred_factors - self.program.features.keys())
-        return any(
-            need_several_pilots(self.program, name, self.num_rows) for name in means
-        )
+        means = self._roles.recentred_factors - self.program.features.keys()
+        return need_several_pilots(self.program, means, self.num_rows)
 
     @property
     def columns(self) -> dict[str, Columns]:

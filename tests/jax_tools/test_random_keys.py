@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from numpyro_vips.jax_tools.random_keys import (
+    FAITHFUL,
     as_threefry,
     check_key,
     is_key,
     is_threefry,
+    numbers_of,
     platforms,
     threefry_key,
 )
@@ -85,3 +87,10 @@ def test_only_typed_keys_are_keys() -> None:
 
 def test_rows_are_worked_on_where_the_key_lies() -> None:
     assert platforms(jax.random.key(0)) == jax.devices()[0].platform
+
+
+def test_keys_are_made_of_numbers_and_arrays_are_numbers() -> None:
+    numbers = np.arange(4, dtype=np.uint32).reshape(2, 2)
+    keys = jax.random.wrap_key_data(jnp.asarray(numbers), impl=FAITHFUL)
+    for array in (numbers, jnp.asarray(numbers), keys):
+        np.testing.assert_array_equal(numbers_of(array), numbers)

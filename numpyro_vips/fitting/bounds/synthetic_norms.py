@@ -67,17 +67,17 @@ class SyntheticNorms:
         Raises:
           ValueError: No row that was tried is a valid observation.
         """
-        valid = []
+        valid, number_seen = [], 0
         for rows in rows_of_unit_size(self._arguments, NUM_TYPICAL_ROWS):
             norms = self.norms(rows)
             if len(norms[self._names[0]]) == NUM_TYPICAL_ROWS:
                 if self._are_known(norms):
                     return rows, norms
-                valid = [rows]
+                valid, number_seen = [rows], _number_seen(norms)
         if valid and not self._engine.is_one_vector:
             coded = rows_with_codes(self._arguments, _NUM_CODED_ROWS, _CODES)
             found = self.norms(coded)
-            if _number_seen(found) > _number_seen(self.norms(valid[0])):
+            if _number_seen(found) > number_seen:
                 # No row has the product of what tells two categories apart, and a large
                 # norm for it would be noise for nothing.
                 sizes = (float(np.max(norms)) for norms in found.values())

@@ -25,7 +25,7 @@ from numpyro_vips.fitting.reducers.reducer import Batch, Reducer, Released, SumO
 from numpyro_vips.fitting.reducers.tree_sum import Place, Sums, TreeSum
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.program_digests import digest_of_arrays
-from numpyro_vips.jax_tools.random_keys import is_key
+from numpyro_vips.jax_tools.random_keys import is_key, numbers_of
 from numpyro_vips.jax_tools.rounding import how_numbers_are_rounded
 from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
@@ -191,7 +191,7 @@ class ProcessReducer(Reducer):
     def same_state(self, state: _T) -> _T:
         leaves, structure = jax.tree.flatten(state)
         arrays = {
-            str(place): _as_array(leaf)
+            str(place): numbers_of(leaf)
             for place, leaf in enumerate(leaves)
             if isinstance(leaf, _NUMBERS)
         }
@@ -245,10 +245,6 @@ class ProcessReducer(Reducer):
 
 def _digest_of_tree(tree: Any) -> str:
     return digest_of_arrays(jax.tree.leaves(tree)).hex()
-
-
-def _as_array(leaf: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def _like(leaf: Any, array: np.ndarray) -> Any:

@@ -13,7 +13,7 @@ and 3.5 times (medians of eight fits).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -32,19 +32,26 @@ _NUM_PLACES = 5
 _FEWEST_ROWS, _MOST_ROWS = 75.0, 1e5
 
 
-def need_several_pilots(program: ConjugateProgram, name: str, num_rows: int) -> bool:
+def need_several_pilots(
+    program: ConjugateProgram, names: Collection[str], num_rows: int
+) -> bool:
     """Whether one pilot may leave means too far from where rows are.
 
     Args:
       program: The compiled model.
-      name: A Gaussian factor that rows pull to where they are.
+      names: Gaussian factors that rows pull to where they are.
       num_rows: Public number of rows.
     """
-    size = math.prod(program.structure.posterior_factors[name].shape)
-    if not _FEWEST_ROWS <= num_rows / size <= _MOST_ROWS:
-        return False
+    factors = program.structure.posterior_factors
+    heard = {
+        name
+        for name in names
+        if _FEWEST_ROWS <= num_rows / math.prod(factors[name].shape) <= _MOST_ROWS
+    }
     # A flat prior says nothing of where they are.
-    return name in program.structure.flat or _distance(program.graph) > _DISTANT
+    if heard & program.structure.flat:
+        return True
+    return bool(heard) and _distance(program.graph) > _DISTANT
 
 
 def _distance(graph: ModelGraph) -> float:

@@ -61,11 +61,11 @@ def test_priors_say_whether_means_may_be_far_from_zero(
     model: Callable[..., None], several: bool
 ) -> None:
     program = compiled(model, (GROUP, Y))
-    (name,) = program.structure.recentred
-    assert need_several_pilots(program, name, 1000) is several
+    names = program.structure.recentred
+    assert need_several_pilots(program, names, 1000) is several
     # Noise hides the means from all pilots, or none of it is left in the first.
-    assert not need_several_pilots(program, name, 500)
-    assert not need_several_pilots(program, name, 10**7)
+    assert not need_several_pilots(program, names, 500)
+    assert not need_several_pilots(program, names, 10**7)
 
 
 @pytest.mark.thorough
