@@ -101,6 +101,8 @@ class PrivateVI:
         >>> vi.run(jax.random.key(0), y)
         PrivateVIResult(vips, epsilon=1, delta=1e-06, unit='people', sites: p)
 
+    It cannot be changed afterwards.
+
     Args:
       model: A model marked with `private(unit=...)`.
       budget: The ledger that pays, and whose accountant prices;
@@ -161,6 +163,9 @@ class PrivateVI:
     Raises:
       TypeError, ValueError: An argument is not as described.
     """
+
+    # Whether the constructor is done.
+    _is_made: bool = False
 
     @naming_places
     def __init__(
@@ -239,6 +244,21 @@ class PrivateVI:
         self.label = label
         self.progress_bar = progress_bar
         self.insecure_seed = insecure_seed
+        self._is_made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Settings are checked together, by the constructor, and stay as they are.
+
+        Raises:
+          AttributeError: The constructor is done.
+        """
+        if self._is_made:
+            raise AttributeError(
+                f"A PrivateVI cannot be changed, and {name!r} was not set. Make "
+                "another one, with the setting as a keyword; on the same budget they "
+                "share its ledger."
+            )
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         """The model's name, and the settings that were given as code."""
