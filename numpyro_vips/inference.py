@@ -575,7 +575,7 @@ class PrivateVI:
         settings = self._settings_used(prepared, None)
         key = np.asarray(jax.random.key_data(as_threefry(rng_key))).tolist()
         counts = prepared.arguments.public_num_rows, self.model.unit
-        return repr((str(plan), rows, settings, key, counts))
+        return repr((str(plan), rows, settings, key, counts, prepared.digest))
 
     def _of_process(self, about: str, prepared: PreparedFit) -> str:
         """What must be the same in all processes that share a fit, as text.
@@ -584,8 +584,7 @@ class PrivateVI:
           about: See `_about`.
           prepared: The fit.
         """
-        alike = prepared.arguments.num_rows, self.insecure_seed, prepared.digest
-        return repr((about, *alike))
+        return repr((about, prepared.arguments.num_rows, self.insecure_seed))
 
     def _price(self, steps: Sequence[Step]) -> PricedSteps:
         return price(
