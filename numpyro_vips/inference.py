@@ -101,6 +101,8 @@ class PrivateVI:
         >>> vi.run(jax.random.key(0), y)
         PrivateVIResult(vips, epsilon=1, delta=1e-06, unit='people', sites: p)
 
+    It cannot be changed afterwards.
+
     Args:
       model: A model marked with `private(unit=...)`.
       budget: The ledger that pays, and whose accountant prices;
@@ -161,6 +163,9 @@ class PrivateVI:
     Raises:
       TypeError, ValueError: An argument is not as described.
     """
+
+    # Whether the constructor is done.
+    _is_made: bool = False
 
     @naming_places
     def __init__(
@@ -239,6 +244,21 @@ class PrivateVI:
         self.label = label
         self.progress_bar = progress_bar
         self.insecure_seed = insecure_seed
+        self._is_made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Settings are checked together, by the constructor, and stay as they are.
+
+        Raises:
+          AttributeError: The constructor is done.
+        """
+        if self._is_made:
+            raise AttributeError(
+                f"A PrivateVI cannot be changed, and {name!r} was not set. Make "
+                "another one, with the setting as a keyword; on the same budget they "
+                "share its ledger."
+            )
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         """The model's name, and the settings that were given as code."""
@@ -394,9 +414,7 @@ class PrivateVI:
                 warnings.warn(told, stacklevel=4)  # That of the caller of `run`.
             label = self.label or f"{name_of(self.model.fn)} ({engine.name})"
             self._charge(priced, label, reducer, checkpoint)
-        reducer.check_same_rows(
-            lambda: prepared.arguments.evenly_spaced(_COMPARED_ROWS)
-        )
+        reducer.check_same_rows(lambda: prepared.arguments.some_rows(_COMPARED_ROWS))
         results = FitResults(
             model=self.model,
             prepared=prepared,
@@ -557,7 +575,7 @@ class PrivateVI:
         settings = self._settings_used(prepared, None)
         key = np.asarray(jax.random.key_data(as_threefry(rng_key))).tolist()
         counts = prepared.arguments.public_num_rows, self.model.unit
-        return repr((str(plan), rows, settings, key, counts))
+        return repr((str(plan), rows, settings, key, counts, prepared.digest))
 
     def _of_process(self, about: str, prepared: PreparedFit) -> str:
         """What must be the same in all processes that share a fit, as text.
@@ -566,8 +584,7 @@ class PrivateVI:
           about: See `_about`.
           prepared: The fit.
         """
-        alike = prepared.arguments.num_rows, self.insecure_seed, prepared.digest
-        return repr((about, *alike))
+        return repr((about, prepared.arguments.num_rows, self.insecure_seed))
 
     def _price(self, steps: Sequence[Step]) -> PricedSteps:
         return price(

@@ -401,6 +401,18 @@ def test_fits_with_equal_settings_can_be_recognised(budget):
     assert len({vi(), vi(clipping_norm=1.0), vi(num_steps=1), vi(epsilon=0.5)}) == 4
 
 
+@pytest.mark.parametrize(
+    "name", ["budget", "clipping_norm", "epsilon", "sampling", "insecure_seed"]
+)
+def test_a_setting_that_is_set_afterwards_is_refused(name, budget):
+    """It would be left unseen, or would not have been checked with the others."""
+    vi = nv.PrivateVI(marked(logistic), budget=budget, epsilon=0.5)
+    before = dict(vars(vi))
+    with pytest.raises(AttributeError, match=f"cannot be changed, and '{name}'"):
+        setattr(vi, name, nv.PrivacyBudget(math.inf))
+    assert vars(vi) == before
+
+
 def test_a_column_of_labels_is_named_as_the_cause(budget):
     with pytest.raises(nv.UnsafeModelError, match=r"Of a column.*pass y\.ravel\(\)"):
         fitted(logistic, X, Y[:, None], budget=budget)

@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import functools
 import gc
+import importlib
 import math
 import signal
 import threading
@@ -127,6 +128,51 @@ def hdf5(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     return {name: nv.ArrayRows(file[name]) for name in ("X", "y")}
 
 
+def zarr(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    module = pytest.importorskip("zarr")
+    rows = {}
+    for name, array in (("X", X), ("y", y)):
+        path = str(folder / f"{name}.zarr")
+        chunks = (50, *array.shape[1:])
+        made = module.create_array(
+            path, shape=array.shape, dtype=array.dtype, chunks=chunks
+        )
+        made[:] = array
+        rows[name] = nv.ArrayRows(module.open_array(path, mode="r"))
+    return rows
+
+
+def tensorstore(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    module = pytest.importorskip("tensorstore")
+    zarr(folder, X, y)
+    rows = {}
+    for name in ("X", "y"):
+        store = {"driver": "file", "path": str(folder / f"{name}.zarr")}
+        opened = module.open({"driver": "zarr3", "kvstore": store})
+        rows[name] = nv.ArrayRows(opened.result())
+    return rows
+
+
+def array_records(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    """Read by the random-access interface of Grain."""
+    pytest.importorskip("array_record")
+    grain = pytest.importorskip("grain")
+    module = importlib.import_module("array_record.python.array_record_module")
+    path = str(folder / "rows.array_record")
+    writer = module.ArrayRecordWriter(path, "group_size:1")
+    for x, label in zip(X, y, strict=True):
+        writer.write(x.tobytes() + label.tobytes())
+    writer.close()
+
+    def decoded(record: bytes) -> dict[str, np.ndarray]:
+        (label,) = np.frombuffer(record[X[0].nbytes :], y.dtype)
+        return {"X": np.frombuffer(record[: X[0].nbytes], X.dtype), "y": label}
+
+    row = {"X": X[0], "y": y[0]}
+    stored = grain.sources.ArrayRecordDataSource([path])
+    return dict(nv.columns(nv.RecordRows(stored, row, decode=decoded)))
+
+
 def records(_: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     listed = [{"X": x, "y": label} for x, label in zip(X, y, strict=True)]
     return dict(nv.columns(nv.RecordRows(listed, {"X": X[0], "y": y[0]})))
@@ -155,6 +201,8 @@ def parquet(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 
 ANYWHERE = [memory_maps, hdf5, records, own, half_in_memory]
+# What the package's tests do not install, and are skipped without.
+NOT_INSTALLED = [zarr, tensorstore, array_records]
 IN_ORDER = [stream, parquet]
 SAMPLINGS = [nv.FullBatch(), nv.Poisson(0.3), nv.WithoutReplacement(0.2)]
 
@@ -182,6 +230,14 @@ def test_released_numbers_are_the_same_bits(source, sampling, engine, tmp_path):
     assert_same_bits(found, expected)
     # Nor does the statement tell where rows lie.
     assert found.privacy.to_dict() == expected.privacy.to_dict()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("source", NOT_INSTALLED)
+def test_so_are_those_of_files_that_few_can_read(source, sampling, tmp_path):
+    found = fit(rows=source(tmp_path, *data()), sampling=sampling)
+    assert_same_bits(found, of_arrays(sampling, "vips"))
 
 
 @functools.cache

@@ -131,18 +131,27 @@ class ModelArguments:
             (chunk,) = chunks
             return jax.tree.map(lambda array: array[:count], chunk.rows())
 
-    def evenly_spaced(self, count: int) -> dict[str, np.ndarray | SparseRows]:
-        """So many rows at most, the first one among them, as `take` returns them.
+    def some_rows(self, count: int) -> dict[str, np.ndarray | SparseRows]:
+        """A few rows of each private argument, by which their order can be compared.
 
-        Left out are arguments that come from sources, which may take long.
+        They are at even distances, the first one among them. Of what can only be read
+        in its order they are the first ones, and the name says so.
+
+        Args:
+          count: How many, unless there are fewer.
         """
-        private = {
-            name: leaf
-            for name, leaf in self.private.items()
-            if not isinstance(leaf, SourceColumn)
-        }
-        rows = np.unique(np.linspace(0, self.num_rows - 1, count, dtype=np.int64))
-        return dataclasses.replace(self, private=private).take(rows)
+        spaced = np.unique(np.linspace(0, self.num_rows - 1, count, dtype=np.int64))
+        streams = cannot_be_drawn_from(self.private)
+        others = [name for name in self.private if name not in streams]
+        found = self._of(others).take(spaced)
+        first = self._of(streams).take(range(len(spaced)))
+        return found | {f"first of {name}": rows for name, rows in first.items()}
+
+    def _of(self, names: Iterable[str]) -> "ModelArguments":
+        """A copy with some of the private arguments."""
+        return dataclasses.replace(
+            self, private={name: self.private[name] for name in names}
+        )
 
     def without_rows(self) -> "ModelArguments":
         """A copy with zeros in place of all private rows, which take no memory."""

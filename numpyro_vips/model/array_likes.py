@@ -7,6 +7,7 @@ bytes, texts with numbers, and lists, sets, dicts and objects of numbers or of a
 import datetime
 import decimal
 import fractions
+import functools
 import io
 import re
 import types
@@ -129,12 +130,17 @@ def num_entries_with_numbers(value: Any) -> int:
     """How many entries are numbers or arrays, or have some; 0 for a few.
 
     So a list of arrays of different shapes counts as an array, a table of records, an
-    object with one attribute for every person, and a queue.
+    object with one attribute for every person, a partial or a function with an argument
+    for each, and a queue.
     """
     if isinstance(value, (list, tuple)) and _shapes(value):
         return len(value)
     if isinstance(value, _CONTAINERS):
         entries = _entries(value)
+    elif isinstance(value, functools.partial):
+        entries = [*value.args, *value.keywords.values()]
+    elif isinstance(value, types.FunctionType):
+        entries = [] if objects.is_library(value.__module__) else _given_to(value)
     elif isinstance(value, (types.ModuleType, *objects.CODE)):
         return 0
     elif isinstance(value, type):
@@ -145,6 +151,12 @@ def num_entries_with_numbers(value: Any) -> int:
         entries = objects.held_inside(value) if is_library else _entries(value)
     count = sum(map(_has_numbers, entries))
     return count if count > FEW else 0
+
+
+def _given_to(function: types.FunctionType) -> list[Any]:
+    """The default values of its parameters, and its attributes."""
+    by_name = {**(function.__kwdefaults__ or {}), **vars(function)}
+    return [*(function.__defaults__ or ()), *by_name.values()]
 
 
 def is_settings(value: Any) -> bool:

@@ -51,7 +51,7 @@ from numpyro_vips.model.handler_stack import entered_handlers
 
 # What refers to nothing, or to nothing of the model's.
 _ATOMS = (
-    *(*NUMBERS, np.dtype, np.ufunc, datetime.tzinfo, range),
+    *(*NUMBERS, np.dtype, datetime.tzinfo, range),
     *(type(None), type(Ellipsis), type(NotImplemented)),
     *(np.random.Generator, np.random.RandomState, np.random.BitGenerator),
     *(jex_core.Jaxpr, jax.ShapeDtypeStruct, AbstractValue),
@@ -172,6 +172,8 @@ def _parts(value: Any) -> Parts:
         yield from ((f"args.{i}", part) for i, part in enumerate(value.args))
         yield from value.keywords.items()
         yield from objects.named(vars(value))
+    elif isinstance(value, np.ufunc):  # As `np.frompyfunc` makes of a function.
+        yield from (("", part) for part in gc.get_referents(value) if callable(part))
     elif isinstance(value, property):
         yield from (("", value.fget), ("", value.fset), ("", value.fdel))
     elif isinstance(value, types.CodeType):

@@ -37,20 +37,19 @@ LARGE = 1e4
 
 
 class RepeatedFits:
-    """Runs one `PrivateVI` over and over, each time with other minibatches and noise.
+    """Runs a fit over and over, each time with other minibatches and noise.
 
     Nothing of the package is replaced: a fit like one before compiles nothing.
     """
 
-    def __init__(self, vi: nv.PrivateVI):
-        self._vi = vi
+    def __init__(self, make: Callable[[int], nv.PrivateVI]):
+        self._make = make
 
     def run(self, seed: int, *args: Any) -> nv.PrivateVIResult:
         """One fit with its own minibatches and noise."""
-        self._vi.insecure_seed = seed
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
-            return self._vi.run(KEY, *args)
+            return self._make(seed).run(KEY, *args)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,13 +72,15 @@ class WorstCase:
     score: Callable[[Mapping[str, Any]], float]
     watched: bool = False
 
-    def vi(self) -> nv.PrivateVI:
+    def vi(self, seed: int = 0, **further: Any) -> nv.PrivateVI:
+        """The fit, with its seed and what is no part of `options`."""
         return vi_of(
             nv.private(self.model, unit="patients"),
             budget=math.inf,
             delta=DELTA,
-            insecure_seed=0,
+            insecure_seed=seed,
             **self.options,
+            **further,
         )
 
     def scores(
@@ -90,11 +91,11 @@ class WorstCase:
         Seeds are never used twice, so all fits are independent. Where the steps are
         watched, each fit has a score after each of them.
         """
-        vi = self.vi()
         seen: list[float] = []
+        further: dict[str, Any] = {}
         if self.watched:
-            vi.callback = lambda _, result: seen.append(self.score(result.params))
-        fits = RepeatedFits(vi)
+            further["callback"] = lambda _, found: seen.append(self.score(found.params))
+        fits = RepeatedFits(lambda seed: self.vi(seed, **further))
         found: tuple[list, list] = [], []
         result: Any = None
         for number in range(count):
@@ -684,9 +685,7 @@ def one_run(
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
-        vi = case.vi()
-        vi.insecure_seed = seed
-        result = vi.run(KEY, rows_of(engine, rows))
+        result = case.vi(seed).run(KEY, rows_of(engine, rows))
     if engine == "dpvi":
         scores = np.asarray(result.params["z.loc"])
     else:

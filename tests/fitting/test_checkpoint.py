@@ -18,6 +18,8 @@ from typing import Any
 import _interrupted_fit
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from _fits import vi_of
 from _models import logistic
@@ -46,10 +48,28 @@ def ledger(folder: Path) -> nv.PrivacyBudget:
     return nv.PrivacyBudget(1.0, 1e-5, path=folder / "ledger.json")
 
 
-def run(folder: Path, *, key: Any = KEY, name: str = "fit", **options: Any) -> Any:
+def run(
+    folder: Path,
+    *,
+    model: Callable[..., None] = logistic,
+    key: Any = KEY,
+    name: str = "fit",
+    **options: Any,
+) -> Any:
     settings: dict[str, Any] = {"num_steps": 5, "budget": ledger(folder), **options}
     with warnings.catch_warnings(action="ignore"):
-        return vi_of(logistic, checkpoint=folder / name, **settings).run(key, *data())
+        return vi_of(model, checkpoint=folder / name, **settings).run(key, *data())
+
+
+def centred_at(centre: float) -> Callable[..., None]:
+    array = np.full(3, centre, np.float32)
+
+    def model(X: Any, y: Any) -> None:
+        w: Any = numpyro.sample("w", dist.Normal(array, 1.0).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    return model
 
 
 def stopping_after(number: int, then: Callable[[], Any] | None = None) -> Any:
@@ -120,6 +140,17 @@ def test_another_fit_does_not_go_on_with_it(options, match, tmp_path):
     with pytest.raises(ValueError, match=match):
         run(tmp_path, **options)
     assert (tmp_path / "fit").read_bytes() == before
+    assert len(ledger(tmp_path).charges) == 1
+
+
+def test_a_fit_with_another_number_in_its_model_does_not_go_on(tmp_path):
+    """What one has released would be read as if the other had asked for it."""
+    callback, _ = stopping_after(1)
+    with pytest.raises(Stopped):
+        run(tmp_path, model=centred_at(0.0), callback=callback)
+    with pytest.raises(ValueError, match="another fit"):
+        run(tmp_path, model=centred_at(5.0))
+    run(tmp_path, model=centred_at(0.0))
     assert len(ledger(tmp_path).charges) == 1
 
 

@@ -6,6 +6,7 @@ import functools
 import tracemalloc
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -323,14 +324,30 @@ def test_what_is_neither_rows_nor_a_constant_is_refused(value, message):
         assert str(SECRET) not in str(caught.value)
 
 
-def test_rows_at_even_distances_are_of_arrays_alone():
-    """By these processes see whether they have the same rows; sources may be slow."""
+def test_some_rows_are_at_even_distances_or_the_first_ones():
+    """By these processes see whether they have the same rows."""
+
+    class Stream:
+        row = np.empty((), np.float32)
+
+        def __len__(self) -> int:
+            return 40
+
+        def scan(self, start: int, stop: int) -> Iterator[np.ndarray]:
+            yield np.arange(start, stop, dtype=np.float32)
+
     matrix = scipy.sparse.csr_matrix(np.arange(2.0 * 40).reshape(40, 2))
-    arguments = bind(matrix, nv.ArrayRows(np.arange(40.0)))
-    found = arguments.evenly_spaced(4)
-    np.testing.assert_array_equal(found.pop("X"), matrix.toarray()[[0, 13, 26, 39]])
-    assert not found
-    assert arguments.evenly_spaced(64)["X"].shape == (40, 2)
+
+    def model(X, y, z): ...
+
+    given = (matrix, nv.ArrayRows(np.arange(40.0)), Stream())
+    arguments = bind_arguments(nv.private(model, unit="rows"), given, {})
+    found = arguments.some_rows(4)
+    assert list(found) == ["X", "y", "first of z"]
+    np.testing.assert_array_equal(found["X"], matrix.toarray()[[0, 13, 26, 39]])
+    np.testing.assert_array_equal(found["y"], [0, 13, 26, 39])
+    np.testing.assert_array_equal(found["first of z"], range(4))
+    assert np.shape(arguments.some_rows(64)["first of z"]) == (40,)
 
 
 def test_arrow_is_told_how_its_numbers_are_passed():

@@ -4,6 +4,7 @@ import array
 import base64
 import collections
 import datetime
+import functools
 import io
 import types
 from typing import Any
@@ -24,6 +25,22 @@ from numpyro_vips.model.array_likes import (
 
 TABLE = "age,dose\n" + "".join(f"{30 + i},{0.5 * i}\n" for i in range(6))
 RECORD = np.zeros(4, dtype=[("age", float), ("doses", float, (3,))])
+
+
+def with_defaults(*values: float, **by_name: float) -> types.FunctionType:
+    """A function whose parameters have these default values."""
+
+    def function(*args: Any, **kwargs: Any) -> None: ...
+
+    function.__defaults__, function.__kwdefaults__ = values, by_name
+    return function
+
+
+def with_attributes(number: int) -> types.FunctionType:
+    """A function with so many numbers as attributes."""
+    function = with_defaults()
+    vars(function).update({f"p{i}": float(i) for i in range(number)})
+    return function
 
 
 class Person:
@@ -100,6 +117,12 @@ def test_values_of_arrays_are_kept_and_keys_and_tracers_have_only_a_shape() -> N
         (["Ann, 34", "Bob, 51", "Cy, 29", "Di, 40", "Ed, 33"], 5),
         ({f"person_{i}": (i, "a") for i in range(8)}, 8),
         (types.SimpleNamespace(**{f"p{i}": float(i) for i in range(6)}), 6),
+        (functools.partial(max, *range(4), default=4), 5),
+        (with_defaults(*range(6)), 6),
+        (with_defaults(**{f"p{i}": float(i) for i in range(7)}), 7),
+        (with_attributes(5), 5),
+        (functools.partial(max, 1, 2), 0),
+        (with_defaults(1, 2, 3), 0),
         ([Person(3.0) for _ in range(4)], 0),
         (["Ann", "Bob", "Cy", "Di", "Ed"], 0),
         ({"lr": 0.1, "steps": 10}, 0),

@@ -87,6 +87,7 @@ WAYS: dict[str, tuple[Any, str]] = {
     "a key": ({(1, "a"): 1, Weakly: DATA}, "value"),
     "a subclass of dict": (child(DATA), "attribute"),
     "a compiled function": (jax.jit(closure(DATA)), "value"),
+    "a function of NumPy's making": (np.frompyfunc(closure(DATA), 0, 1), "value"),
     "a mapped function": (jax.vmap(closure(DATA)), "value"),
     "a handler": (condition(print, data={"y": DATA}), "condition.data.y"),
     "a weak reference": (weakref.ref(KEPT), "value"),

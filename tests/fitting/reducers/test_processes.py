@@ -184,8 +184,11 @@ def test_rows_are_drawn_alike_and_each_is_read_by_one_process():
 
     for result in in_each(2, work):
         assert isinstance(result, nv.PrivateVIResult), result
-    # One step draws rows; the information after it is of all rows.
-    first, second = (np.concatenate(batches) for batches in drawn)
+    # Before the first step the same few rows are read, to compare them. One step draws
+    # rows; the information after it is of all rows.
+    assert len(drawn[0][0]) == 64
+    np.testing.assert_array_equal(drawn[0][0], drawn[1][0])
+    first, second = (np.concatenate(batches[1:]) for batches in drawn)
     assert min(len(first), len(second)) > 100
     assert not set(first) & set(second)
     ((first,), (second,)) = scanned
@@ -309,19 +312,41 @@ def test_processes_with_other_numbers_in_their_programs_are_refused(
     assert in_each(2, work) == [(), ()]
 
 
-def test_processes_with_other_rows_end_before_anything_is_released() -> None:
+class Stream(Source):
+    """Rows in an order of their own, which can be read in this order alone."""
+
+    def __init__(self, order: np.ndarray):
+        self.order = order
+
+    def scan(self, start: int, stop: int) -> Any:
+        rows = self.order[start:stop]
+        yield {"X": X[rows], "y": Y[rows]}
+
+
+ROWS_IN_ORDER: dict[str, Callable[[np.ndarray, Path], tuple]] = {
+    "arrays": lambda order, path: (X[order], Y[order]),
+    "memory maps": lambda order, path: (mapped(X[order], path), Y),
+    "a stream": lambda order, path: tuple(nv.columns(Stream(order)).values()),
+}
+
+
+def mapped(array: np.ndarray, path: Path) -> np.ndarray:
+    np.save(path, array)
+    return np.load(path, mmap_mode="r")
+
+
+@pytest.mark.parametrize("kind", ROWS_IN_ORDER)
+def test_processes_with_other_rows_end_before_anything_is_released(
+    kind: str, tmp_path: Path
+) -> None:
     """As where each has shuffled them by itself: some would be summed twice."""
 
     def work(index: int, across: Across) -> Any:
         order = np.random.default_rng(index).permutation(len(X))
+        given = ROWS_IN_ORDER[kind](order, tmp_path / f"{index}.npy")
         seen: list[int] = []
         with pytest.raises(RuntimeError, match="same rows in the same order") as raised:
-            fit(
-                across,
-                X[order],
-                Y[order],
-                callback=lambda step, result: seen.append(step),
-            )
+            fit(across, *given, callback=lambda step, result: seen.append(step))
         assert not seen
         return str(raised.value)
 
