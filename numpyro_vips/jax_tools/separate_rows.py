@@ -169,7 +169,8 @@ def _without_rules(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
 
 def _replaced(value: Any) -> Any:
     """A program, or what equations have it in; the same object if nothing changes."""
-    if isinstance(value, jex_core.ClosedJaxpr):
+    # Since JAX 0.12 programs with constants and without are of one class.
+    if isinstance(value, jex_core.ClosedJaxpr) and value.jaxpr is not value:
         jaxpr = _replaced(value.jaxpr)
         is_same = jaxpr is value.jaxpr
         return value if is_same else jex_core.ClosedJaxpr(jaxpr, value.consts)
