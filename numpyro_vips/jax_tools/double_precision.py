@@ -179,7 +179,9 @@ def _apply_jax(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """What NumPy has no word for, such as a loop, is left to JAX."""
     avals: list[Any] = [var.aval for var in eqn.invars]
     typed = [
-        operand if _is_key(aval) else jnp.asarray(operand, aval.dtype)
+        operand
+        if _is_key(aval)
+        else jax.device_put(np.asarray(operand, aval.dtype))  # It compiles nothing.
         for operand, aval in zip(operands, avals, strict=True)
     ]
     return [_in_double(result) for result in apply_equation(eqn, typed)]
