@@ -319,4 +319,4 @@ class Abilities(
     Description,
     Protocol,
 ):
-    """All of them."""
+    """All of these protocols, which VIPS and DPVI have."""

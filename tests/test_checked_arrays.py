@@ -1,11 +1,16 @@
 """That annotations of arrays are checked at all while tests run, and their dtypes."""
 
+import ast
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
 
+import numpyro_vips
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.dpvi.gradients import row_fingerprints
 from numpyro_vips.dpvi.guides import unconstrained
@@ -67,3 +72,24 @@ def test_two_precisions_do_not_meet_unnoticed():
             positive_matrices.times(jnp.eye(3, dtype=jnp.float32), norms)
         # The promotion is that of the caller again.
         assert (norms + jnp.ones(3, jnp.float32)).dtype == jnp.float64
+
+
+CHECKED_FOLDERS = ("vips", "dpvi", "privacy", "conjugacy/families")
+_OF_SHAPE = re.compile(r"\b\w+\[(Array|np\.ndarray|jax\.Array)( \| [\w.]+)*, '[^']*'\]")
+
+
+@pytest.mark.parametrize("folder", CHECKED_FOLDERS)
+def test_functions_say_the_shapes_of_their_arrays(folder):
+    package = Path(numpyro_vips.__file__).parent
+    bare = []
+    for file in (package / folder).rglob("*.py"):
+        for function in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            arguments = [*function.args.args, *function.args.kwonlyargs]
+            annotations = [argument.annotation for argument in arguments]
+            for annotation in filter(None, [*annotations, function.returns]):
+                rest = _OF_SHAPE.sub("", ast.unparse(annotation))
+                if re.search(r"\bArray\b|\bndarray\b", rest):
+                    bare.append(f"{file.relative_to(package)}: {function.name}")
+    assert bare == []

@@ -18,7 +18,7 @@ from typing import Any
 import jax.extend.core as jex_core
 import numpy as np
 import numpyro.distributions as dist
-from jaxtyping import Array, Bool, Float, Float64
+from jaxtyping import Array, Bool, Float, Float64, Shaped
 
 from numpyro_vips.dpvi.gradients.trial_gradients import picks_entries, trial_gradients
 from numpyro_vips.dpvi.guides.public_ranges import is_positive
@@ -39,7 +39,7 @@ def centred_effects(
     space: UnconstrainedSpace,
     priors: Mapping[str, Any],
     start: Mapping[str, Any],
-    rows: Callable[[], Mapping[str, np.ndarray]],
+    rows: Callable[[], Mapping[str, Shaped[np.ndarray, "rows ..."]]],
 ) -> dict[str, str]:
     """Names of such effects, and of the scale of each.
 

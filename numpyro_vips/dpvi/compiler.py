@@ -177,7 +177,7 @@ def _program(
     space = elbo.space
     start = _flat(space, elbo.centres)
     start = np.where(np.isfinite(start), start, 0.0)
-    start = jnp.asarray(start, jnp.result_type(float))
+    start = jax.device_put(np.asarray(start, jnp.result_type(float)))
     prior_scale = _flat(space, elbo.scales)
     reach = units_of_prior(_flat(space, moderate_scales(elbo.scales, elbo.logarithms)))
     normal_guide = None
@@ -211,7 +211,9 @@ def _program(
     )
 
 
-def _flat(space: UnconstrainedSpace, values: Mapping[str, Any]) -> np.ndarray:
+def _flat(
+    space: UnconstrainedSpace, values: Mapping[str, Any]
+) -> Float[np.ndarray, " size"]:
     """Values by name as one vector, in the layout's order."""
     return np.concatenate(
         [np.zeros(0), *(np.ravel(values[site.name]) for site in space.sites)]
@@ -274,7 +276,7 @@ def _released(
       reads_param: The same of every parameter, by leaf.
     """
     variational = program.initial(threefry_key(0))
-    free = program.space.split(program.start)
+    free = program.space.split(np.asarray(program.start))
     num_read = sum(math.prod(free[name].shape) for name in read)
     if not program.perturbs_location and program.user_guide is not None and num_read:
 
@@ -367,7 +369,8 @@ def _first_coordinates(
     traced: jex_core.ClosedJaxpr,
     read: UnconstrainedSpace,
 ) -> FirstCoordinates:
-    """Those that the prior suggests, and what rows say of units; see `_noise_aware`."""
+    """Returns the coordinates that the prior suggests, and what synthetic rows say of
+    units; see `_noise_aware`."""
     sites = program.space.sites
     columns = _columns(program, elbo, traced, read)
     return FirstCoordinates(

@@ -39,7 +39,7 @@ class IterateSums(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """The blocks so far.
+    """Sums over blocks of iterates, by which R̂ compares them.
 
     Attributes:
       origin: What iterates are compared with, so that squares do not cancel.

@@ -331,7 +331,7 @@ class DpviEngine(Abilities):
     def forgotten_steps(
         self, num_steps: int, *, is_private: bool, is_full: bool
     ) -> int:
-        """Those on the way; see `fitting.engine.Engine.forgotten_steps`.
+        """How many first steps count for nothing; see `fitting.engine.Engine`.
 
         The posterior is made of the scores of the others. Where no posterior is made
         of scores it is the average of the iterates, which lose their weight by and by.

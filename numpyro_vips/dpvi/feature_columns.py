@@ -20,7 +20,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float64
+from jaxtyping import Array, Bool, Float, Float64, Int, Shaped
 
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.linear_predictors import linear_predictors
@@ -60,7 +60,7 @@ class FeatureColumns:
         inputs: Callable[[Mapping[str, Any], Mapping[str, Any]], list[Any]],
         read: UnconstrainedSpace,
         place: Mapping[str, Any],
-        rows: Mapping[str, np.ndarray],
+        rows: Mapping[str, Shaped[np.ndarray, "rows ..."]],
         encoded: Collection[str],
     ) -> None:
         """Tries synthetic rows; no private value is read.
@@ -187,7 +187,7 @@ class FeatureColumns:
 
 def _asks(
     features: jex_core.ClosedJaxpr,
-    rows: Mapping[str, np.ndarray],
+    rows: Mapping[str, Shaped[np.ndarray, "rows ..."]],
     encoded: Collection[str],
 ) -> bool:
     """Whether features depend on numbers of rows whose sizes nobody says.
@@ -209,7 +209,7 @@ def _asks(
 def _tried(
     features: jex_core.ClosedJaxpr,
     place: Mapping[str, Any],
-    rows: Mapping[str, np.ndarray],
+    rows: Mapping[str, Shaped[np.ndarray, "rows ..."]],
 ) -> Float64[np.ndarray, "rows read"]:
     """What synthetic rows multiply each global with; see `_asks`."""
     of_row = jex_core.jaxpr_as_fun(features)
@@ -229,7 +229,7 @@ def _owners(read: UnconstrainedSpace) -> list[str]:
 
 def _grouped(
     features: Float64[np.ndarray, "rows read"], owners: Sequence[str]
-) -> Iterator[tuple[np.ndarray, Float64[np.ndarray, " present"]]]:
+) -> Iterator[tuple[Int[np.ndarray, " places"], Float64[np.ndarray, " present"]]]:
     """Globals that have a feature in common.
 
     Args:
@@ -261,7 +261,9 @@ def _grouped(
         yield np.array(places), largest[largest > 0]
 
 
-def rows_of_all_sizes(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def rows_of_all_sizes(
+    rows: Mapping[str, Shaped[np.ndarray, "rows ..."]],
+) -> dict[str, Shaped[np.ndarray, "twice_as_many ..."]]:
     """Synthetic rows, of which half have large numbers.
 
     Many of them are no valid observations. What they multiply globals with is looked
@@ -274,7 +276,9 @@ def rows_of_all_sizes(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def _large(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _large(
+    values: Shaped[np.ndarray, "*shape"], rng: np.random.Generator
+) -> Shaped[np.ndarray, "*shape"]:
     if values.dtype.kind in "iu":
         return rng.integers(0, _LARGE, values.shape).astype(values.dtype)
     return values

@@ -52,7 +52,7 @@ class LinearPredictor(NamedTuple):
 
 
 class LinearPredictors(NamedTuple):
-    """Those on the way to a row's log density.
+    """The linear predictors on the way to a row's log density.
 
     Attributes:
       found: The predictors, in an order that depends on the program alone.

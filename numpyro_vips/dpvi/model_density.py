@@ -79,7 +79,9 @@ class ModelDensity:
           The vectors, and what the log density of a draw lacks to that of its vector.
         """
 
-        def of_draw(values: Mapping[str, Any]) -> tuple[Array, Array]:
+        def of_draw(
+            values: Mapping[str, Any],
+        ) -> tuple[Float[Array, " size"], Float[Array, ""]]:
             free = {s.name: s.transform.inv(values[s.name]) for s in self._space.sites}
             vector = self._space.join(free)
             return vector, self._space.constrain(vector)[1]

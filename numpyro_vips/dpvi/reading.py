@@ -192,8 +192,11 @@ def _noise_aware_normal(
 
 
 def _variance_per_slope(compiled: CompiledModel, state: DpviState) -> float | None:
-    """That of the clipped differences whose slope was released; None of another
-    information."""
+    """The variance of clipped differences over their slope, if the slope was released.
+
+    Returns:
+      None if nothing was released, or another information.
+    """
     if not state.is_slope or state.information is None:
         return None
     if state.kept is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from numpyro_vips.dpvi.centred_effects import centred_effects
 from numpyro_vips.dpvi.gradients.elbo import RowElbo, constrained
@@ -105,7 +105,7 @@ class UnconstrainedElbo:
         sites: Sequence[GuideSite],
         count: int,
         traced: jex_core.ClosedJaxpr | None = None,
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Shaped[np.ndarray, "rows ..."]]:
         """Synthetic rows, some of whose integers number the entries of these globals.
 
         Those whose indices lie in their arrays; others count as zero in every fit.

@@ -21,7 +21,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float64
+from jaxtyping import Array, Bool, Float, Float64, Shaped
 
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.logarithmic_globals import logarithmic_globals
@@ -63,9 +63,9 @@ class UnitsOfRows:
         read: UnconstrainedSpace,
         widest: Mapping[str, Float64[np.ndarray, "..."]],
         coefficients: Collection[str],
-        rows: Callable[[], Mapping[str, np.ndarray]],
+        rows: Callable[[], Mapping[str, Shaped[np.ndarray, "rows ..."]]],
     ) -> "UnitsOfRows":
-        """Those of a model; no private value is read.
+        """What synthetic rows of a model say of units; no private value is read.
 
         A unit is in question where the global may be any number and its prior is wider,
         as it may be once the sizes of features have made the unit of a coefficient
@@ -141,7 +141,9 @@ def _middle(numbers: Any) -> float:
 def _curvatures(
     density: RowDensity, units: Mapping[str, Float64[np.ndarray, "..."]]
 ) -> Callable[[Any, Any], Any]:
-    """Of one row: the mean over those entries of a global on which it depends.
+    """Returns the function that gives the curvatures of a row's log density.
+
+    By global it is the mean over the entries on which that row depends.
 
     Args:
       density: The row's log density.
@@ -154,7 +156,9 @@ def _curvatures(
         def slope(value: Float[Array, "..."]) -> Float[Array, "..."]:
             return jax.grad(density)({**place, name: value}, row)[name]
 
-        def along(direction: Float[Array, "..."]) -> tuple[Array, Array]:
+        def along(
+            direction: Float[Array, "..."],
+        ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
             bent = jax.jvp(slope, (place[name],), (direction,))[1]
             return -jnp.sum(direction * bent), jnp.any(bent != 0)
 
@@ -171,7 +175,9 @@ def _curvatures(
     return of_row
 
 
-def _of_unit_size(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _of_unit_size(
+    rows: Mapping[str, Shaped[np.ndarray, "rows ..."]],
+) -> dict[str, Shaped[np.ndarray, "rows ..."]]:
     """Rows of norm 1 as rows whose entries are about 1."""
     return {
         name: (math.sqrt(values[0].size) * values).astype(values.dtype)

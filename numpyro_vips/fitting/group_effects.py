@@ -79,8 +79,14 @@ def _has_covariates(term: Term) -> bool:
 
 
 def _picked_beside_others(term: Term, names: set[str]) -> set[str]:
-    """Of some latents, those whose entry a row picks, in a product with another one
-    whose entry it does not pick by the same number."""
+    """Latents of which a row picks an entry, which is multiplied by another latent.
+
+    Not where one number of the row picks the entries of both.
+
+    Args:
+      term: The product.
+      names: The latents to look at.
+    """
     codes = {
         factor.target
         for factor in term.factors

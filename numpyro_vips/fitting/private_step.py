@@ -202,8 +202,11 @@ def rehearse(
         counts = bool(step.counted) + step.is_by_column
         kinds[names, counts, step.is_pilot, step.redraws, size] = step
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
-    # Sums first: what comes after them compiles beside the counts.
-    kinds = dict(sorted(kinds.items(), key=lambda item: item[0][1]))
+    # Sums first: what comes after them compiles beside the counts. Of these, those of
+    # most parts: their programs may do for the others.
+    kinds = dict(
+        sorted(kinds.items(), key=lambda item: (item[0][1], -len(item[1].counted)))
+    )
 
     def sums_of_zeros(step: Step, size: int, state: Any) -> Mapping[str, Any]:
         rows = {

@@ -80,7 +80,7 @@ def with_redrawn_rows(
 
 
 def _for_intervals(steps: Sequence[Step]) -> list[int]:
-    """Where the rows' information is released, and its norms are counted."""
+    """Places of the steps that release the rows' information, or count its norms."""
     return [
         place
         for place, step in enumerate(steps)
@@ -89,7 +89,7 @@ def _for_intervals(steps: Sequence[Step]) -> list[int]:
 
 
 def _counting(steps: Sequence[Step], redrawing: Sequence[int]) -> list[int]:
-    """Where the histograms are that find the norms of steps which redraw rows."""
+    """Places of the histograms that find the norms of steps which redraw rows."""
     blocks = {block.name for block in steps[redrawing[0]].blocks}
     others = [place for place in range(redrawing[0]) if not steps[place].is_aside]
     first = max(others, default=-1) + 1

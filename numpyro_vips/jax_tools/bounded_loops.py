@@ -3,7 +3,7 @@
 A sampler that rejects draws until one fits loops until numbers say stop. At numbers
 that its author did not think of it may loop for ever: NumPyro's Binomial does so at a
 negative chance, and its Hurdle where the counts are never positive. Where the numbers
-are of a private row, whether the program ends would tell of it.
+are of a private row, whether the program ends would depend on it.
 """
 
 import functools

@@ -21,12 +21,17 @@ from numpyro_vips.jax_tools.jaxprs import (
     aval_of,
     called_program,
     chosen_branch,
+    equations_of,
     evaluate,
+    unrolled_scan,
     without_dead_code,
 )
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY, NUMPY_SEVERAL
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+
+# Equations of all steps of a loop that is run step by step.
+_MOST_EQUATIONS = 256
 
 
 def trace_in_double(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
@@ -104,6 +109,8 @@ def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     if name == "cond":
         branch = chosen_branch(eqn, int(operands[0]))
         return evaluate(branch, operands[1:], _apply, constant=_in_double)
+    if name == "scan" and _is_short(eqn):
+        return _apply_scan(eqn, operands)
     if name == "bitcast_convert_type" and _is_of_equal_width(eqn):
         return [_as_traced(operands[0].view(params["new_dtype"]), eqn.outvars[0])]
     if name == "platform_index":
@@ -115,6 +122,22 @@ def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
         pairs = zip(results, eqn.outvars, strict=True)
         return [_as_traced(result, var) for result, var in pairs]
     return _apply_jax(eqn, operands)
+
+
+def _is_short(scan: jex_core.JaxprEqn) -> bool:
+    """Whether a loop is run sooner than compiled, as over coefficients."""
+    of_a_step = sum(1 for _ in equations_of(scan.params["jaxpr"]))
+    return 0 < scan.params["length"] * of_a_step <= _MOST_EQUATIONS
+
+
+def _apply_scan(scan: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    def step(program: jex_core.ClosedJaxpr, given: list[Any]) -> tuple[list[Any], list]:
+        return evaluate(program, given, _apply, constant=_in_double), []
+
+    carried, entries, _ = unrolled_scan(
+        scan, operands, step, lambda array, number: array[number]
+    )
+    return [*carried, *map(np.stack, entries)]
 
 
 def _is_of_equal_width(bitcast: jex_core.JaxprEqn) -> bool:
@@ -156,7 +179,9 @@ def _apply_jax(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """What NumPy has no word for, such as a loop, is left to JAX."""
     avals: list[Any] = [var.aval for var in eqn.invars]
     typed = [
-        operand if _is_key(aval) else jnp.asarray(operand, aval.dtype)
+        operand
+        if _is_key(aval)
+        else jax.device_put(np.asarray(operand, aval.dtype))  # It compiles nothing.
         for operand, aval in zip(operands, avals, strict=True)
     ]
     return [_in_double(result) for result in apply_equation(eqn, typed)]

@@ -47,6 +47,23 @@ def _slice(params: Params, x: np.ndarray) -> np.ndarray:
     return x[tuple(slice(start, stop, step) for start, stop, step in limits)]
 
 
+def _pad(params: Params, x: np.ndarray, filling: np.ndarray) -> np.ndarray:
+    config = params["padding_config"]
+    lengths = [
+        length + max(length - 1, 0) * between
+        for length, (_, _, between) in zip(x.shape, config, strict=True)
+    ]
+    spread = np.full(lengths, filling, x.dtype)
+    spread[tuple(slice(None, None, between + 1) for _, _, between in config)] = x
+    # Where there is less than nothing to add, entries are taken away.
+    kept = [
+        slice(max(-low, 0), n - max(-high, 0))
+        for n, (low, high, _) in zip(lengths, config, strict=True)
+    ]
+    added = [(max(low, 0), max(high, 0)) for low, high, _ in config]
+    return np.pad(spread[tuple(kept)], added, constant_values=filling)
+
+
 def _dynamic_slice(params: Params, x: np.ndarray, *starts: np.ndarray) -> np.ndarray:
     index = []
     limits = zip(x.shape, starts, params["slice_sizes"], strict=True)
@@ -207,6 +224,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "regularized_incomplete_beta": lambda p, a, b, x: special.betainc(a, b, x),
     "rem": lambda p, x, y: np.fmod(x, y),
     "reshape": lambda p, x: x.reshape(p["new_sizes"]),
+    "pad": _pad,
     "rev": lambda p, x: np.flip(x, p["dimensions"]),
     "rsqrt": lambda p, x: 1 / np.sqrt(x),
     "select_n": _select,

@@ -89,5 +89,5 @@ def platforms(rng_key: Any) -> str:
     Returns:
       JAX's names of the platforms, separated by commas.
     """
-    arrays = jnp.zeros(()), jnp.asarray(rng_key)
+    arrays = jax.device_put(np.zeros(())), jnp.asarray(rng_key)
     return ", ".join(sorted({d.platform for x in arrays for d in x.devices()}))

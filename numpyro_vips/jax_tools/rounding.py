@@ -90,7 +90,7 @@ def check_numbers_that_are_not_finite_are_seen() -> None:
     Raises:
       RuntimeError: The environment's XLA_FLAGS have it compile so.
     """
-    if not _sees_what_is_not_finite(str(jnp.zeros(()).devices())):
+    if not _sees_what_is_not_finite(str(jax.device_put(np.zeros(())).devices())):
         raise RuntimeError(
             "JAX does not see which numbers are not finite: XLA_FLAGS in the "
             "environment have it compile as if there were none, such as "
@@ -105,10 +105,14 @@ def _sees_what_is_not_finite(_devices: str) -> bool:
     """Whether programs on a device do; its name is what this is remembered by."""
     numbers = np.array([math.nan, math.inf, -math.inf, 1.0], np.float32)
     expected = [False, False, False, True]
-    # A sum of clipped rows asks in these two ways.
-    found = jax.jit(lambda x: (jnp.isfinite(x), jnp.where(jnp.isfinite(x), x, 0.0)))
-    is_finite, kept = map(np.asarray, found(numbers))
-    made = np.asarray(jax.jit(lambda x: jnp.isfinite(x * x - x * x))(1e30 * numbers))
+
+    @jax.jit
+    def program(x: jax.Array, large: jax.Array) -> tuple[jax.Array, ...]:
+        # A sum of clipped rows asks in the first two ways.
+        kept = jnp.where(jnp.isfinite(x), x, 0.0)
+        return jnp.isfinite(x), kept, jnp.isfinite(large * large - large * large)
+
+    is_finite, kept, made = map(np.asarray, program(numbers, 1e30 * numbers))
     return (
         is_finite.tolist() == expected
         and bool(np.isfinite(kept).all())

@@ -78,14 +78,19 @@ def _operation(equation: jex_core.JaxprEqn) -> Any:
 
 
 @functools.cache
-def _allowed() -> frozenset[Any]:
+def _listed() -> frozenset[Any]:
     """JAX's own operations that treat rows under `jax.vmap` one by one."""
     listed = {**vars(jax.lax), **vars(primitives)}
-    found = {
+    return frozenset(
         (type(value), value)
         for name, value in listed.items()
         if isinstance(value, jex_core.Primitive) and name not in _REFUSED
-    }
+    )
+
+
+@functools.cache
+def _unlisted() -> frozenset[Any]:
+    """More of them: those on keys, and what differs between versions."""
 
     def loop(x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda c, y: (c * y, c * jnp.sin(y)), 1.0, x)[1].sum()
@@ -98,7 +103,7 @@ def _allowed() -> frozenset[Any]:
     own_derivative: Any = jax.custom_vjp(jnp.sin)
     own_derivative.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
 
-    # Those on keys, and what differs between versions, are in no public list.
+    found: set[Any] = set()
     for function, argument in (
         (lambda key: jax.random.wrap_key_data(jax.random.key_data(key)), None),
         (jax.random.clone, None),
@@ -169,7 +174,8 @@ def _without_rules(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
 
 def _replaced(value: Any) -> Any:
     """A program, or what equations have it in; the same object if nothing changes."""
-    if isinstance(value, jex_core.ClosedJaxpr):
+    # Since JAX 0.12 programs with constants and without are of one class.
+    if isinstance(value, jex_core.ClosedJaxpr) and value.jaxpr is not value:
         jaxpr = _replaced(value.jaxpr)
         is_same = jaxpr is value.jaxpr
         return value if is_same else jex_core.ClosedJaxpr(jaxpr, value.consts)
@@ -301,7 +307,9 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
                 "entries are what stood in memory before, other records too. Use "
                 "jnp.zeros."
             )
-        if _operation(equation) not in _allowed() or _is_hidden(equation):
+        operation = _operation(equation)
+        is_known = operation in _listed() or operation in _unlisted()
+        if not is_known or _is_hidden(equation):
             raise UnsafeModelError(
                 f"The model or guide uses the operation {name!r}"
                 f"{line_of_equation(equation)}, and it is not known that it treats the "

@@ -62,7 +62,7 @@ Parts = Iterator[tuple[str, Any]]
 
 
 def parts_of_function(fn: types.FunctionType) -> Parts:
-    """Its attributes, closure, default values, and the globals that its code loads."""
+    """A function's attributes, closure, default values, and globals that it loads."""
     # First, so that what a wrapper also has in its closure keeps its plain name.
     yield from objects.named(vars(fn))
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)

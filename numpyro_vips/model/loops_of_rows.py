@@ -1,7 +1,7 @@
 """Whether a model loops until a number of a row says stop.
 
 `jax.lax.while_loop` may then take as long as a row wants, and never end at some row.
-Whether a fit ends would tell of that row, and no noise is added to it. Solvers of
+Whether a fit ends would depend on that row, and no noise is added to it. Solvers of
 differential equations are written so, and end for all rows that their authors thought
 of. So they are not refused: the caller is told, before anything is charged.
 """
@@ -62,7 +62,7 @@ def loops_until_rows_stop(of_rows: ProgramOfRows) -> bool:
 
 
 def _equations(value: object) -> list[jex_core.JaxprEqn]:
-    """Those of the programs in a parameter of an equation."""
+    """The equations of the programs in a parameter of an equation."""
     values = value if isinstance(value, tuple | list) else (value,)
     programs = [
         v for v in values if isinstance(v, jex_core.ClosedJaxpr | jex_core.Jaxpr)

@@ -1,11 +1,12 @@
 """Where a fit starts: the centre of the prior and its width, found without a private
 value."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -63,23 +64,40 @@ def global_values(graph: ModelGraph) -> GlobalValues:
 
 
 def _global_values(graph: ModelGraph) -> GlobalValues:
-    rows = synthetic_rows(graph.arguments, 1, 0)
-    with alone_with_handlers(), _PriorCentres():
-        messages = graph.run(rows, {})
-    names = [site.name for site in graph.latents("global")]
+    found = _globals_at(graph, distance=0.0)
     return GlobalValues(
-        centres={name: messages[name]["value"] for name in names},
-        priors={name: messages[name]["fn"] for name in names},
-        supports={name: messages[name]["fn"].support for name in names},
+        centres={name: message["value"] for name, message in found.items()},
+        priors={name: message["fn"] for name, message in found.items()},
+        supports={name: message["fn"].support for name, message in found.items()},
     )
 
 
 def moved_supports(graph: ModelGraph) -> dict[str, Any]:
     """The supports of the globals where those before them are not at their centres."""
+    found = _globals_at(graph, distance=1.0)
+    return {name: message["fn"].support for name, message in found.items()}
+
+
+class _AllSeen(BaseException):
+    """Ends a run of a model, whatever exceptions the model itself catches."""
+
+
+def _globals_at(graph: ModelGraph, *, distance: float) -> dict[str, Any]:
+    """The messages of the globals on a synthetic row.
+
+    The run ends with the last of them: what a model does with rows, operation by
+    operation, takes long to compile, and says nothing of these.
+
+    Args:
+      graph: The model.
+      distance: Of the globals from the centres of their priors; see `_PriorCentres`.
+    """
+    names = [site.name for site in graph.latents("global")]
+    handler = _PriorCentres(distance=distance, until=names)
     rows = synthetic_rows(graph.arguments, 1, 0)
-    with alone_with_handlers(), _PriorCentres(distance=1.0):
-        messages = graph.run(rows, {})
-    return {s.name: messages[s.name]["fn"].support for s in graph.latents("global")}
+    with contextlib.suppress(_AllSeen), alone_with_handlers(), handler:
+        graph.run(rows, {})
+    return {name: handler.seen[name] for name in names}
 
 
 def unconstrained_scale(prior: Any) -> np.ndarray:
@@ -193,15 +211,31 @@ class _PriorCentres(Messenger):
 
     Or to values at a distance from it, in every unconstrained coordinate, or to one of
     the quartiles, which random signs choose.
+
+    Attributes:
+      seen: The messages of the sites in `until`. The run ends with the last of them, by
+        `_AllSeen`.
     """
 
     def __init__(
-        self, *, distance: float = 0.0, signs: np.random.Generator | None = None
+        self,
+        *,
+        distance: float = 0.0,
+        signs: np.random.Generator | None = None,
+        until: Collection[str] = (),
     ):
         self._num_sites = 0
         self.distance = distance
         self._signs = signs
+        self._until = frozenset(until)
+        self.seen: dict[str, Any] = {}
         super().__init__()
+
+    def postprocess_message(self, msg: Any) -> None:
+        if msg.get("name") in self._until:
+            self.seen[msg["name"]] = msg
+            if self.seen.keys() == self._until:
+                raise _AllSeen
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
@@ -311,7 +345,11 @@ def _computed_quantile(base: Any, transform: Any, q: float) -> jax.Array:
 
 
 def _scipy_quantile(base: Any, q: float) -> np.ndarray | None:
-    """By SciPy, where NumPyro's formula needs a package that may be missing."""
+    """A quantile by SciPy, where NumPyro's formula needs a package that may be missing.
+
+    Returns:
+      None for all other distributions.
+    """
     if isinstance(base, dist.Gamma | dist.InverseGamma):
         concentration, rate = np.asarray(base.concentration), np.asarray(base.rate)
         if isinstance(base, dist.Gamma):
@@ -328,11 +366,11 @@ def _scipy_quantile(base: Any, q: float) -> np.ndarray | None:
 
 def _computed(formula: Callable[[], Any]) -> jax.Array:
     """A formula's value, computed in NumPy where that can be: it compiles nothing."""
+    dtype = jnp.result_type(float)
     try:
-        value = evaluate_in_double(formula)
+        return jax.device_put(np.asarray(evaluate_in_double(formula), dtype))
     except jax.errors.JAXTypeError:  # It looks at numbers while it is traced.
-        value = formula()
-    return jnp.asarray(value, jnp.result_type(float))
+        return jnp.asarray(formula(), dtype)
 
 
 def _draws(fn: Any, transform: Any, key: Callable[[], jax.Array]) -> jax.Array | None:

@@ -116,7 +116,7 @@ class RowSimulator:
             return None
         simulator = cls(graph, copies, linear)
         zeros = {
-            site.name: jnp.zeros(site.shape, site.dtype)
+            site.name: np.zeros(site.shape, site.dtype)
             for site in graph.latents("global")
         }
         try:
@@ -276,7 +276,7 @@ def _covariates(
     copies: Mapping[str, Any],
     linear: Mapping[str, Sequence[SolvedEntries]],
 ) -> dict[str, Int64[np.ndarray, " _entries"]]:
-    """See the attribute of `RowSimulator`; none that the model does not look at."""
+    """Places of the covariates that the model looks at; see `RowSimulator`."""
     found = {}
     looked_at, _ = graph.read_for()
     for name, like in graph.arguments.row_shapes().items():

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import jax
 import jax.core
-import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
@@ -43,7 +42,7 @@ def synthetic_row(graph: ModelGraph) -> dict[str, jax.Array]:
     rows = synthetic_rows(graph.arguments, 1, 0)
     shapes = graph.arguments.row_shapes()
     return {
-        name: jnp.asarray(values[0], shapes[name].dtype)
+        name: jax.device_put(np.asarray(values[0], shapes[name].dtype))
         for name, values in rows.items()
     }
 

@@ -92,7 +92,7 @@ class NoisyShare:
     stddev: float
 
     def __str__(self) -> str:
-        """In per cent, such as "31 % ± 2 %"."""
+        """The share in per cent, such as "31 % ± 2 %"."""
         share, stddev = 100 * self.share, 100 * self.stddev
         if not stddev:
             return f"{share:.2g} %"

@@ -24,7 +24,7 @@ class RecordRows:
     set of PyTorch, a random-access source of Grain, such as an `ArrayRecordDataSource`.
     Where there is `records.__getitems__(indices)`, several are read at once.
 
-    No record is an error: whether a fit ends would tell of it. What a record does not
+    No record is an error: whether a fit ends would depend on it. What a record does not
     have, what has another shape and what is no number is missing, as a cell of
     `ArrowRows` may be, so that the row counts as zero. If that is so of all records,
     `row` is not what they are: look at a few, `rows.read(np.arange(3))`, where they may

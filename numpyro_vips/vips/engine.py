@@ -306,7 +306,7 @@ class VipsEngine(Abilities):
     def forgotten_steps(
         self, num_steps: int, *, is_private: bool, is_full: bool
     ) -> int:
-        """Those on the way; see `fitting.engine.Engine.forgotten_steps`.
+        """How many first steps count for nothing; see `fitting.engine.Engine`.
 
         With minibatches sums have to be averaged from the start, and without noise
         several starts are compared.

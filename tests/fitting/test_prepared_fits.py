@@ -106,6 +106,28 @@ def test_a_second_fit_compiles_nothing(
 
 
 @pytest.mark.thorough
+def test_a_first_fit_compiles_each_program_once(compilations: list[str]) -> None:
+    @nv.private(unit="rows")
+    def logistic(X: Any, y: Any = None) -> None:
+        b: Any = numpyro.sample("b", dist.Normal(0.0, 3.0))
+        with numpyro.plate("feature", X.shape[1]):
+            w: Any = numpyro.sample("w", dist.Normal(0.0, 3.0))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=b + X @ w), obs=y)
+
+    X, y = data(4000)
+    rows = X.astype(np.float32), (y < 0.5).astype(np.int32)
+    vi = vi_of(logistic, num_steps=3)
+    vi.explain(*rows)
+    # Single operations are left to NumPy, and every program takes time.
+    assert compilations.count(COMPILED) <= 10
+    vi.run(jax.random.key(0), *rows)
+    # Rows are counted by the norms of both statistics, and by each of them alone.
+    for program in ("newton_targets", "second_moments", "_counts"):
+        assert compilations.count(f"jit({program})") == 1, program
+
+
+@pytest.mark.thorough
 def test_a_second_run_of_the_same_object_compiles_nothing(
     prepared: list[Any], compilations: list[str]
 ) -> None:

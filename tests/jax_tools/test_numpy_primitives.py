@@ -56,6 +56,14 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple]] = [
         (X,),
     ),
     (lambda i, x: lax.select_n(i, x, 2 * x, 3 * x), (FLAGS.astype(np.int32) * 2, X)),
+    (
+        lambda x: (
+            lax.pad(x, 7.0, [(1, 2, 0), (0, 0, 1)]),
+            lax.pad(x, 7.0, [(-1, 0, 2), (2, -2, 0)]),
+            lax.pad(x[:0], 7.0, [(0, 1, 1), (0, 0, 0)]),
+        ),
+        (X,),
+    ),
     (lambda x: (x.sum(0), x.max(1), x.min(), x.prod(0), x.sum((0, 1))), (X,)),
     (lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0)), (X,)),
     (lambda x: (jnp.cumsum(x, 1), jnp.cumprod(x, 0), lax.cummax(x, 0)), (X,)),

@@ -16,7 +16,9 @@ from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.prior_centre import (
     _centre,
+    global_values,
     moderate_draws,
+    moved_supports,
     prior_median,
     run_at_quartiles,
     unconstrained_scale,
@@ -43,6 +45,30 @@ UNIT = 1.349
 def test_scale_is_the_distance_between_unconstrained_quartiles(prior, quartiles):
     expected = np.ptp(quartiles) / UNIT
     np.testing.assert_allclose(unconstrained_scale(prior), expected, rtol=1e-3)
+
+
+def test_what_a_model_does_with_rows_is_not_run_for_its_globals():
+    arrays = []
+
+    def model(x, y=None):
+        a = numpyro.sample("a", dist.Normal(2.0, 1.0))
+        scale = numpyro.sample("scale", dist.Uniform(0.0, jnp.exp(a)))
+        with numpyro.plate("rows", x.shape[0]):
+            try:
+                arrays.append(jnp.sin(a * x))
+            except Exception:
+                pytest.fail("a model may catch what it raises")
+            numpyro.sample("y", dist.Normal(arrays[-1], scale), obs=y)
+
+    _, graph = graph_of(model, (np.ones(5, np.float32), np.ones(5, np.float32)))
+    before = len(arrays)
+    found = global_values(graph)
+    upper = moved_supports(graph)["scale"].upper_bound
+    assert len(arrays) == before
+    assert float(found.centres["a"]) == 2.0
+    np.testing.assert_allclose(found.centres["scale"], np.exp(2.0) / 2, rtol=1e-6)
+    np.testing.assert_allclose(found.supports["scale"].upper_bound, np.exp(2.0))
+    np.testing.assert_allclose(upper, np.exp(3.0), rtol=1e-6)
 
 
 def test_scale_has_the_shape_of_the_unconstrained_latent():

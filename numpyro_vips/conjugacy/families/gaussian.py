@@ -142,11 +142,11 @@ class Normal(Family):
         return {"x": prior["x"] + data["x"], "xx": prior["xx"] - 0.5 * precision}
 
     def widened(self, data: Moments, noise: Moments) -> NewMoments:
-        """With the precision A, A (A + T)⁻¹ A in its place, T the noise's variance.
+        """Returns `data` with its precision A replaced by A (A + T)⁻¹ A.
 
-        The linear statistic is A x + N(0, A) of the rows and N(0, T) of the noise, so
-        this is the information about x that the two leave (DESIGN 7). Eigenvalues of A
-        that may be noise in A itself count less.
+        T is the noise's variance in the linear statistic. That is A x + N(0, A) of the
+        rows and N(0, T) of the noise, so this is the information about x that the two
+        leave. Eigenvalues of A that may be noise in A itself count less.
         """
         precision = -2.0 * symmetric_part(data["xx"])
         variance = noise["x"] ** 2

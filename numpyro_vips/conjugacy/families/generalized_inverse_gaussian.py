@@ -135,7 +135,7 @@ class GeneralizedInverseGaussian(Family):
         return {**natural, "x": natural["x"] * factor}
 
     def starting_moments(self, natural: Elementwise) -> NewElementwise:
-        """With E[1/x] as at the mean of x, where the prior has it infinite.
+        """Returns the moments with E[1/x] replaced by 1 / E[x], which is finite.
 
         Under a shrinkage prior a weight with variance x would start at 0 otherwise, and
         E[1/x] at such weights is large again: a trap, not an optimum.

@@ -230,7 +230,9 @@ def _nearest(
     free = jnp.array([[1, 1, 1], [1, 1, 0], [1, 0, 1], [1, 0, 0]], logs.dtype)
     free = free.reshape(4, *(1,) * (logs.ndim - 1), 3)
 
-    def at(found: Float[Array, "*batch 3"]) -> tuple[Array, Array]:
+    def at(
+        found: Float[Array, "*batch 3"],
+    ) -> tuple[Float[Array, "*batch"], Float[Array, "4 ..."]]:
         """The mean of the log density, and the probabilities of the points."""
         log_density = (statistics * found).sum(-1)
         total = jax.scipy.special.logsumexp(log_density, axis=0)
@@ -251,8 +253,9 @@ def _nearest(
         steps = jnp.linalg.solve(moved, (free * (means - own))[..., None])[..., 0]
 
         def shorter(
-            number: Int[Array, ""], best: tuple[Array, Array]
-        ) -> tuple[Array, Array]:
+            number: Int[Array, ""],
+            best: tuple[Float[Array, "*batch"], Float[Array, "*batch 3"]],
+        ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch 3"]]:
             step = 0.5 ** (number // len(free)) * steps[number % len(free)]
             end = jnp.maximum(found + step, least)
             tried, _ = at(end)

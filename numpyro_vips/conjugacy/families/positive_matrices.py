@@ -217,7 +217,8 @@ def denoised(
 def _units_of(
     deviation: Float[Array, "*batch dim dim"],
 ) -> tuple[Float[Array, "*batch dim"], Bool[Array, "*batch dim"]]:
-    """By coordinate, the root of the noise in its own square, and whether it has any.
+    """Returns each coordinate's unit, the root of the noise in its own square, and
+    whether there is noise in it.
 
     A square may be public, as that of an intercept is. Then the noise in its products
     with others says in what unit the coordinate is: were it taken to be as large as the

@@ -112,7 +112,7 @@ class RowGradients:
         released: Sequence[ReleasedLeaves],
         *,
         num_particles: int,
-        arguments: Callable[[Any, Array], tuple[Any, Any]] | None = None,
+        arguments: Callable[[Any, PRNGKeyArray], tuple[Any, Any]] | None = None,
         redraw: Redraw | None = None,
     ) -> None:
         """Looks for gradients that are products.

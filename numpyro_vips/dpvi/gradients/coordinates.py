@@ -55,7 +55,7 @@ class Coordinates(NamedTuple):
         silent: Float64[np.ndarray, "read directions"],
         dtype: Any,
     ) -> "Coordinates":
-        """Those that the prior suggests, before anything is known of the rows.
+        """Coordinates that the prior suggests, before anything is known of the rows.
 
         Args:
           units: See `prior_coordinates`.
@@ -71,11 +71,11 @@ class Coordinates(NamedTuple):
         units: Float64[np.ndarray, "read read"],
         factors: Float64[np.ndarray, " read"],
     ) -> "Coordinates":
-        """Those in which globals have units as many times larger.
+        """Coordinates in which the units of globals are larger.
 
         Args:
-          units: What the prior suggests, see `of_globals`.
-          factors: By how much.
+          units: The units that the prior suggests, see `of_globals`.
+          factors: What the unit of each global is multiplied by.
         """
         dtype = np.asarray(self.units).dtype
         silent = np.asarray(self.units, np.float64) @ np.asarray(self.silent)
@@ -99,11 +99,11 @@ class Coordinates(NamedTuple):
         return information._replace(matrix=matrix, silent=silent)
 
     def whitened(self, information: Information, num_rows: int) -> "Coordinates":
-        """Those in which directions are as long as rows say the less of them.
+        """Coordinates in which rows have the same information about all directions.
 
-        Then rows say as much of all of them, that of one unit for each row at most: the
-        strongest direction stays as it is if rows say less of it. No direction is made
-        longer than what the noise alone may make of a matrix would have it.
+        A direction is made longer the less information there is about it: to one unit
+        for each row, or to that of the strongest direction if it has less, which then
+        stays as it is. What the noise alone may make of a matrix bounds the lengths.
 
         Args:
           information: The pilot, in the coordinates before.

@@ -68,8 +68,10 @@ def noisy_adam(
         )
 
     def init(params: Any) -> NoisyAdamState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return NoisyAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
+        zeros = jax.tree.map(
+            lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), params
+        )
+        return NoisyAdamState(jax.device_put(np.zeros((), np.int32)), zeros, zeros)
 
     def update(
         updates: Any, state: Any, params: Any = None

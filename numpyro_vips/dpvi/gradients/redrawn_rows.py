@@ -7,8 +7,7 @@ row has the same distribution as the row itself, given these.
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import Redraw
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
@@ -37,7 +36,7 @@ def redrawing(graph: ModelGraph, space: UnconstrainedSpace) -> Redraw | None:
 
     def redraw(
         tree: Any, row: Mapping[str, Any], key: PRNGKeyArray
-    ) -> Mapping[str, jax.Array]:
+    ) -> Mapping[str, Shaped[Array, "..."]]:
         free, _ = tree
         return simulator.row_at(row, space.values(free), key)
 

@@ -103,7 +103,7 @@ class NormalGuide:
         unit = np.ones(start.shape) if unit is None else unit
         unit = unit.astype(start.dtype)
         arrays = _initial(
-            start, jnp.asarray(unit), rng_key, self.rank, self.family == "low_rank"
+            start, jax.device_put(unit), rng_key, self.rank, self.family == "low_rank"
         )
         log_scale = np.log(self.initial_scale * unit).astype(start.dtype)
         return {**arrays, "log_scale": jnp.asarray(log_scale)}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float64
 from numpyro.distributions import constraints
 
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite
@@ -74,7 +74,7 @@ def waiting_coordinates(
 
 def _distinct_values(
     sites: Sequence[GuideSite], centres: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
+) -> dict[str, Float64[np.ndarray, "..."]]:
     """Values about the prior's centre, no two of them alike."""
     rng = np.random.default_rng(0)
     near = {

@@ -312,14 +312,14 @@ class DrawsPosterior(_GuidePosterior):
     kind = "dpvi_draws"
     arrays = ("draws",)
     draws: Mapping[str, Float[Array, "draws ..."]]
-    draw: Callable[[Array], dict[str, Array]] | None = None
+    draw: Callable[[PRNGKeyArray], dict[str, Float[Array, "..."]]] | None = None
 
     @classmethod
     def of(
         cls,
         sites: tuple[GuideSite, ...],
         points: Mapping[str, Any],
-        draw: Callable[[Array], dict[str, Array]],
+        draw: Callable[[PRNGKeyArray], dict[str, Float[Array, "..."]]],
     ) -> Self:
         """The posterior of a guide that draws all globals from a key."""
         numbers = sum(math.prod(site.shape) for site in sites)

@@ -88,11 +88,11 @@ def public_ranges(
       space: The globals.
       start: The prior's centre, unconstrained.
     """
-    distances = [
-        np.full(place.size, _distance_of(site, np.asarray(place, np.float64)))
-        for site, place in zip(space.sites, space.split(start).values(), strict=True)
-    ]
     centre = np.asarray(start, np.float64)
+    distances = [
+        np.full(place.size, _distance_of(site, place))
+        for site, place in zip(space.sites, space.split(centre).values(), strict=True)
+    ]
     return PublicRanges(centre, np.concatenate([np.zeros(0), *distances]))
 
 

@@ -117,7 +117,9 @@ class FullBatchDensity:
         program = jax.make_jaxpr(self._row_density)(free, row)
         run = jex_core.jaxpr_as_fun(with_compared_maxima(program))
 
-        def of_row(row: Mapping[str, Any]) -> tuple[Array, Array]:
+        def of_row(
+            row: Mapping[str, Any],
+        ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
             inputs = jax.tree.leaves((free, row))
             value, in_support = run(*inputs)
             return value, in_support & indices_in_range(program, inputs)

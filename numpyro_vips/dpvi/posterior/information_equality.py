@@ -37,7 +37,7 @@ WORTH_A_WARNING = 1.3
 
 
 class SecondMoments(NamedTuple):
-    """Those of the rows' gradients, as a pilot has released them.
+    """The second moments of the rows' gradients, as a pilot has released them.
 
     Attributes:
       moments: The matrix in coordinates u.

@@ -107,7 +107,10 @@ def hides_information(
 
 
 def _summed_choices(program: jex_core.ClosedJaxpr, num_globals: int) -> frozenset[int]:
-    """Those that depend on the globals, by number; see `_is_choice`."""
+    """Numbers of the choices on the globals that the density is a sum with.
+
+    Choices are numbered in the order of the program; see `_is_choice`.
+    """
     counted = 0
 
     def rule(

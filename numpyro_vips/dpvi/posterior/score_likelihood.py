@@ -48,7 +48,7 @@ _MOST_STEPS = 40
 
 
 class Score(NamedTuple):
-    """Averages over the steps.
+    """The released gradients, averaged over the steps.
 
     Attributes:
       gradient: The released gradients in the globals that rows depend on.
@@ -62,7 +62,7 @@ class Score(NamedTuple):
 
 
 class NoiseAwareNormal(NamedTuple):
-    """The posterior.
+    """A Normal posterior that allows for the noise.
 
     Attributes:
       normal: On the unconstrained space.

@@ -113,7 +113,7 @@ def fit_normal(
 def _explored(
     target: Target, start: VectorNormal, draws: Draws, *, diagonal: bool
 ) -> VectorNormal:
-    """Where a start leads."""
+    """The Normal after a few steps from a start, or fewer if it no longer improves."""
     last = start
     steps = ascend(
         target, start, draws, diagonal=diagonal, patience=_EXPLORING_PATIENCE

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64, PRNGKeyArray
 
@@ -99,8 +98,7 @@ class GlobalPrograms:
           sums: The sums, and their noise.
           noise_read, are_held: See `m_step.GlobalInputs`.
         """
-        # Of Python's numbers JAX would have a type of its own, and another program.
-        stddev = {name: np.asarray(of) for name, of in sums.noise_stddev.items()}
+        stddev = sums.noise_for_programs
         if self._noise_by_entry:
             stddev = {
                 s.name: np.broadcast_to(stddev[s.name], s.block_shape)
@@ -187,7 +185,7 @@ class GlobalPrograms:
         with double_precision():
             found = self._newton_targets(
                 sums.statistics,
-                sums.noise_stddev,
+                sums.noise_for_programs,
                 state.moments if moments is None else moments,
                 centre,
                 gain,
@@ -316,7 +314,7 @@ class GlobalPrograms:
             chosen = {name: dict(natural[name]) for name, _ in families}
             parameters = _parameters(tuple(families), chosen)
         params = {
-            f"{factor}/{name}": jnp.asarray(np.asarray(value))
+            f"{factor}/{name}": jax.device_put(np.asarray(value))
             for factor, found in parameters.items()
             for name, value in found.items()
         }

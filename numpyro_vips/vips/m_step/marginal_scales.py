@@ -86,12 +86,12 @@ class _Grid(NamedTuple):
 
 
 class _Scales(NamedTuple):
-    """Which factors have a part in it.
+    """Factors that the marginal posterior of scales is made of.
 
     Attributes:
-      scales: Of which rows say nothing but through coefficients.
-      coefficients: The Gaussian factors that they are scales of.
-      auxiliaries: Auxiliary variables of their priors.
+      scales: Those about which rows say nothing except through coefficients.
+      coefficients: The Gaussian factors that they are the scales of.
+      auxiliaries: The auxiliary variables of the scales' priors.
     """
 
     scales: tuple[str, ...]
@@ -100,7 +100,7 @@ class _Scales(NamedTuple):
 
     @classmethod
     def of(cls, program: ConjugateProgram) -> Self | None:
-        """Those of a model; None if it has none, or more than a grid is for."""
+        """The scales of a model; None if it has none, or too many for a grid."""
         structure = program.structure
         in_rows = {name for s in structure.statistics for name, *_ in s.atoms}
         factors = structure.posterior_factors

@@ -203,11 +203,12 @@ def _units(
     expected: Float64[np.ndarray, "size size"] | None,
     read: Int[np.ndarray, " read"],
 ) -> _Units:
-    """Those by a root U of a matrix UUᵀ that the information is compared with.
+    """Units by a root U of a matrix UUᵀ that the information is compared with.
 
-    Its eigenvalues are taken to be alike, as long as noise does not show otherwise. So
-    this is the information that is expected, where that is known. Otherwise it is that
-    of which noise is as large in every entry of the diagonal. Along silent directions,
+    In such units the information's eigenvalues are taken to be alike, as long as noise
+    does not show otherwise. So the matrix is the information that is expected, where
+    that is known. Otherwise it is that of which noise is as large in every entry of the
+    diagonal. Along silent directions,
     where rows have no information, units are of a size with the others: what is left
     there of noise and of shrinking would be a unit of next to nothing, in directions
     that are nearly these, and noise in such units hides everything.

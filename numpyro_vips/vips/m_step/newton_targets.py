@@ -29,16 +29,16 @@ def newton_targets(
     gain: float | Float[Array, ""] = 1.0,
     frames: Mapping[str, Frame] | None = None,
 ) -> dict[str, dict[str, Float[Array, "..."]]]:
-    """Where full steps lead of the factors that take Newton steps: a `Target` of each.
+    """The fields of a `Target` for each factor that takes Newton steps.
 
-    They go by the latest residuals, with the factors' priors given the other factors;
-    see `conjugacy.structure.centring`.
+    Full steps go by the latest residuals, with the factors' priors given the other
+    factors; see `conjugacy.structure.centring`.
 
     Args:
       program: The compiled model.
       statistics: One sum over all rows per statistic, with the latest residuals.
       noise_stddev: Standard deviation of the noise in each of them.
-      moments: Those of the posterior.
+      moments: Moments of the globals' posterior, by factor.
       centre: By factor, the point about which the latest residuals were taken, and from
         which the step goes.
       gain: Which part of the step will be taken.

@@ -164,7 +164,7 @@ def second_moments(
     moments: MomentsByFactor,
     names: Sequence[str],
 ) -> dict[str, tuple[Float[Array, "..."], Float[Array, "..."]]]:
-    """Of each of these factors, Σ ψψᵀ times a number, and the noise in it.
+    """For each factor Σ ψψᵀ over rows times a number, and the noise in it.
 
     ψ is what a row multiplies each coordinate by. See `GlobalInputs`.
     """

@@ -40,8 +40,12 @@ class SumsOfFeatures:
     def first_curvature(
         self, state: VipsState
     ) -> dict[str, tuple[Float64[np.ndarray, "..."], Float64[np.ndarray, "..."]]]:
-        """By factor that takes Newton steps, the curvature as it was released first,
-        with coefficients near zero, and the noise in it; empty if it was not."""
+        """The curvature that was released first, with coefficients near zero.
+
+        Returns:
+          By factor that takes Newton steps, the curvature and standard deviations of
+          its noise; empty if none was released.
+        """
         if state.first_curvature is None:
             return {}
         sums = Unclipped(
@@ -215,7 +219,7 @@ class SumsOfFeatures:
         """
         with double_precision():
             found = self._second_moments(
-                sums.statistics, sums.noise_stddev, state.moments, names=names
+                sums.statistics, sums.noise_for_programs, state.moments, names=names
             )
         return {
             name: (np.asarray(products), np.asarray(noise_stddev))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, Float64, PRNGKeyArray, Shaped
 
 from numpyro_vips.conjugacy.families import family_named
 from numpyro_vips.conjugacy.families.family import (
@@ -61,7 +61,7 @@ class ConjugatePosterior:
         return cls(specification, params)
 
     def beside(self, without_privacy: "ConjugatePosterior") -> "ConjugatePosterior":
-        """This posterior, which knows what it would be without noise and clipping.
+        """Returns this posterior with the widths that it would have without privacy.
 
         Where noise leaves sums of which nothing can be made as they are, such as
         squares below zero, none of a site's width is due to the data.
@@ -71,7 +71,7 @@ class ConjugatePosterior:
         for site, moments in self._moments_but_for(self.problems()).items():
             nothing = np.zeros(np.shape(moments.stddev))
             alone = known[site].stddev if site in known else nothing
-            found[f"{site}/{_WITHOUT_PRIVACY}"] = jnp.asarray(alone)
+            found[f"{site}/{_WITHOUT_PRIVACY}"] = jax.device_put(np.asarray(alone))
         return ConjugatePosterior(self.specification, {**self.params, **found})
 
     def variance_parts(self) -> dict[str, VarianceParts]:
@@ -213,7 +213,7 @@ _family_named = functools.cache(family_named)
 @functools.lru_cache(maxsize=256)
 def _mean_and_stddev(
     family: Family, parameters: tuple[tuple[str, tuple[Any, Any]], ...]
-) -> Callable[[NewMoments], tuple[np.ndarray, np.ndarray]] | None:
+) -> Callable[[NewMoments], tuple[Float64[np.ndarray, "..."], ...]] | None:
     """A family's mean and standard deviation in double precision, traced once.
 
     Every result asks for them, more than once, and tracing takes far longer than NumPy.
@@ -226,7 +226,7 @@ def _mean_and_stddev(
       A function of the parameters; None where the distribution has no formula.
     """
 
-    def formulas(parameters: NewMoments) -> tuple[Array, Array]:
+    def formulas(parameters: NewMoments) -> tuple[Float[Array, "..."], ...]:
         distribution = family.distribution(parameters)
         mean, variance = distribution.mean, distribution.variance
         return jnp.asarray(mean), jnp.sqrt(jnp.asarray(variance))

@@ -6,13 +6,13 @@ assumed: it is tried at random numbers, as an identity between polynomials. Numb
 the model itself bounds are left alone, for proofs of sensitivity may rest on them.
 """
 
+import functools
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64
@@ -29,7 +29,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
 )
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.jax_tools.precision import double_precision
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.vips.program.features import Features, Standardisation
 from numpyro_vips.vips.program.named_arrays import AnyMoments
 from numpyro_vips.vips.program.random_trials import (
@@ -233,9 +233,7 @@ def _may_be_standardised(
     point = rng.normal(size=factor.shape)
     matrix = features.to_coefficients(tried, factor.shape[-1])
     there = np.linalg.solve(matrix, point[..., None])[..., 0]
-    with double_precision():
-        moved = features.apply(tried, jax.tree.map(jnp.asarray, numbers))
-        after = jax.tree.map(np.asarray, moved)
+    after = evaluate_in_double(functools.partial(features.apply, tried), numbers)
 
     def values(
         numbers: Numbers, place: Float64[np.ndarray, "*batch size"]

@@ -69,7 +69,7 @@ class Features:
     def in_units_of(
         self, stddev: Float64[np.ndarray, "*batch size"]
     ) -> Standardisation:
-        """That which makes features comparable, as far as their coefficients' are.
+        """Returns the standardisation that gives coefficients priors of one width.
 
         Args:
           stddev: Of the block's coordinates, up to a factor, as the prior has them.
@@ -125,7 +125,9 @@ class Features:
         noise_stddev: Float64[np.ndarray, "*batch size size"],
         number: float | None = None,
     ) -> Standardisation:
-        """That which makes features uncorrelated and of one size, as far as is known.
+        """Returns the standardisation that makes features uncorrelated and of one size.
+
+        Directions that noise hides are taken to be as large as the noise.
 
         Args:
           before: How they were standardised when moments were released.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.jax_tools.materialized import materialized
@@ -125,13 +125,13 @@ def _of_single_size(numbers: Any, valid: Bool[Array, ""]) -> tuple[Any, Any]:
     if jnp.result_type(float) != jnp.float64:
         return numbers, valid
 
-    def is_real(array: Array) -> bool:
+    def is_real(array: Shaped[Array, "..."]) -> bool:
         return jnp.issubdtype(jnp.result_type(array), jnp.floating)
 
     for array in filter(is_real, jax.tree.leaves(numbers)):
         valid = valid & jnp.all(jnp.abs(array) <= _SINGLE.max)
 
-    def limited(array: Array) -> Array:
+    def limited(array: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
         if not is_real(array):
             return array
         return jnp.where(valid & (jnp.abs(array) >= _SINGLE.tiny), array, 0.0)

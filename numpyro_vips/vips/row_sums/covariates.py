@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int64, Shaped
 
+from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -89,17 +90,22 @@ def covariates_that_are_features(
     Returns:
       By the number of a covariate, a factor and the number of its feature.
     """
-    constants, rng = program.row_constants, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     if not _can_be_tried(program, places):
         return {}
     same: dict[str, Bool[np.ndarray, "covariates features"]] = {}
-    for _ in range(_ROWS_TRIED):
-        row = _random_row(program, rng)
-        numbers, _ = constants(row)
+    rows = [_random_row(program, rng) for _ in range(_ROWS_TRIED)]
+
+    def features_of(row: Rows) -> dict[str, Float[Array, " _features"]]:
+        numbers, _ = program.row_constants(row)
+        return {name: of.flat(numbers) for name, of in program.features.items()}
+
+    found_in = trace_in_double(features_of, rows[0])
+    for row in rows:
         flat = [np.ravel(row[name])[mine] for name, mine in places.items()]
         covariates = np.concatenate(flat)
-        for factor, features in program.features.items():
-            equal = covariates[:, None] == np.asarray(features.flat(numbers))
+        for factor, flat_features in found_in(row).items():
+            equal = covariates[:, None] == flat_features
             same[factor] = same.get(factor, True) & equal
     found: dict[int, tuple[str, int]] = {}
     for factor, is_same in same.items():
@@ -117,7 +123,7 @@ def positive_covariates(
     rng = np.random.default_rng(0)
     tried = [_random_row(program, rng) for _ in range(_ROWS_TRIED)]
     rows = {name: np.stack([row[name] for row in tried]) for name in tried[0]}
-    counts = jax.vmap(lambda row: program.row_constants(row)[1])
+    counts = trace_in_double(jax.vmap(lambda row: program.row_constants(row)[1]), rows)
     usable = np.asarray(counts(rows))
 
     def is_positive(name: str, place: int) -> bool:

@@ -63,6 +63,9 @@ from numpyro_vips.vips.units.feature_units import FeatureColumns
 from numpyro_vips.vips.units.frames import frames_of
 from numpyro_vips.vips.units.whitening import zero_origins
 
+# Names of joint norms, each with its blocks.
+NormParts = tuple[tuple[str, tuple[str, ...]], ...]
+
 
 class NormInputs(NamedTuple):
     """What norms of rows depend on beside the rows.
@@ -86,7 +89,7 @@ class RowPrograms:
       columns_of_features: By the name of a block, the features that are its columns.
 
     Attributes:
-      norms, counts, column_counts: The methods below, compiled.
+      norms, column_counts: The methods below, compiled.
     """
 
     def __init__(
@@ -116,7 +119,9 @@ class RowPrograms:
             },
             static_argnums=2,
         )
-        self.counts = jit_ahead(self._counts, static_argnums=(4, 5))
+        self._counts_of_parts = jit_ahead(self._counts, static_argnums=(4, 5))
+        # By the parts of each such program, edges of theirs; public, as edges are.
+        self._edges_of: dict[NormParts, Mapping[str, Float[Array, " _edges"]]] = {}
         self.column_counts = jit_ahead(self._column_counts)
         self._row_bounds = jax.jit(
             jax.vmap(
@@ -133,6 +138,8 @@ class RowPrograms:
 
     def public_sums(self, expected_natural: ByStatistic) -> NewSums:
         """What needs no noise: sums over all rows to which every row adds the same."""
+        if all(s.release != "public" for s in self.program.structure.statistics):
+            return {}
         contributions = self._public_contributions(expected_natural)
         return {
             name: np.asarray(self.num_rows * np.asarray(each, dtype=np.float64))
@@ -323,13 +330,39 @@ class RowPrograms:
             )
         return norms
 
+    def counts(
+        self,
+        inputs: NormInputs,
+        rows: Rows,
+        mask: Bool[Array | np.ndarray, " rows"],
+        edges: Mapping[str, Float[Array, " _edges"]],
+        parts: NormParts,
+        in_any_state: bool,
+    ) -> dict[str, Float[Array | np.ndarray, " _bins"]]:
+        """In how many rows each part's norm lies in which bin, not yet private.
+
+        If there is a program that counts these parts and others, it is asked, and the
+        others are left out: to compile one more takes longer than to count more.
+
+        Args:
+          inputs, rows, mask: See `_norms` and `counts_of_parts`.
+          edges: By part, where bins end.
+          parts: Each with its blocks.
+          in_any_state: See `norms_of_rows`.
+        """
+        known = (of for of in self._edges_of if set(parts) <= set(of))
+        program = next(known, parts)
+        edges = {**self._edges_of.setdefault(program, edges), **edges}
+        found = self._counts_of_parts(inputs, rows, mask, edges, program, in_any_state)
+        return {name: found[name] for name, _ in parts}
+
     def _counts(
         self,
         inputs: NormInputs,
         rows: Rows,
         mask: Bool[Array, " rows"],
         edges: Mapping[str, Float[Array, " _edges"]],
-        parts: tuple[tuple[str, tuple[str, ...]], ...],
+        parts: NormParts,
         in_any_state: bool,
     ) -> dict[str, Float[Array, " _bins"]]:
         names = sorted({name for _, blocks in parts for name in blocks})

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Array, Float64
+from jaxtyping import Array, Float, Float64
 
 # Arrays by factor, with the batch axes of the factor in front.
 Vectors = Mapping[str, Float64[np.ndarray, "..."]]
@@ -69,7 +69,7 @@ class Target(NamedTuple):
     expected_there: Float64[np.ndarray, "..."] | None = None
 
     def at(self, index: tuple[int, ...]) -> Self:
-        """That of one vector of a batch."""
+        """The target of one vector of a batch."""
         fields = {
             name: np.asarray(field)[index]
             for name, field in self._asdict().items()
@@ -98,7 +98,9 @@ class Target(NamedTuple):
         )
 
 
-def as_targets(found: Mapping[str, Mapping[str, Array]]) -> dict[str, Target]:
+def as_targets(
+    found: Mapping[str, Mapping[str, Float[Array, "..."]]],
+) -> dict[str, Target]:
     """What `newton_targets` found, as NumPy's arrays of double precision."""
     return {
         name: Target(**{key: np.asarray(array) for key, array in fields.items()})

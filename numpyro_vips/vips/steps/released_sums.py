@@ -41,6 +41,11 @@ class Unclipped(NamedTuple):
     statistics: NewSums
     noise_stddev: Mapping[str, Float[np.ndarray, "..."] | float]
 
+    @property
+    def noise_for_programs(self) -> NewSums:
+        """`noise_stddev` as arrays: of Python's numbers JAX makes other programs."""
+        return {name: np.asarray(of) for name, of in self.noise_stddev.items()}
+
 
 class AskedPlace(NamedTuple):
     """A point in the space of the globals.

@@ -174,7 +174,7 @@ def first_column_units(
 def units_of(
     residual: str, curvature: str, of_columns: Float[np.ndarray, " columns"]
 ) -> dict[str, Float64[np.ndarray, "..."]]:
-    """Those of a vector of residuals, and of the matrix of their curvature.
+    """Units of a vector of residuals and of the matrix of their curvature, by name.
 
     Args:
       residual, curvature: Names of the statistics.

@@ -222,7 +222,7 @@ class _Products(NamedTuple):
 def _products(
     program: ConjugateProgram, name: str, together: Sequence[Together]
 ) -> Iterator[_Products]:
-    """Those of the coordinates of each latent of a factor, and of several together."""
+    """Yields the products of each latent's coordinates, and of several latents'."""
     structure = program.structure
     layout = structure.posterior_factors[name].layout
     assert layout is not None

@@ -94,7 +94,7 @@ class Frame(NamedTuple):
     def covariance_from(
         self, covariance: Float[np.ndarray, "*batch size size"]
     ) -> Float[np.ndarray, "*batch size size"]:
-        """That of w, of a covariance of v."""
+        """The covariance of w, from that of v."""
         if self.matrix is None:
             return covariance
         matrix = np.asarray(self.matrix)

@@ -309,6 +309,43 @@ def test_a_row_has_the_norms_of_any_component_before_the_first_step():
 
 
 @pytest.mark.thorough
+def test_parts_that_are_counted_alone_have_the_counts_that_they_have_with_others():
+    def engine(width: float) -> Any:
+        def line(x, y=None):
+            w = numpyro.sample("w", dist.Normal(0.0, width))
+            with numpyro.plate("rows", x.shape[0]):
+                numpyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+        return prepared(line, x, y).engine
+
+    x, y = np.random.default_rng(0).normal(size=(2, 50)).astype(np.float32)
+    mask = np.arange(50) < 40
+
+    parts = {"vector": ("⟨w⟩",), "square": ("⟨w w⟩",)}
+    edges = {name: increasing_edges(np.geomspace(0.01, 9.0, 20)) for name in parts}
+
+    def counted(by: Any, *names: str) -> dict[str, np.ndarray]:
+        found = by.norm_counts(
+            by.initial_state(jax.random.key(0)),
+            {"x": x, "y": y},
+            mask,
+            parts={name: parts[name] for name in names},
+            edges={name: edges[name] for name in names},
+        )
+        return {name: np.asarray(counts) for name, counts in found.items()}
+
+    first = engine(1.0)
+    together = counted(first, "vector", "square")
+    # Norms do not depend on the width of the prior, but programs do.
+    for name, width in zip(parts, (2.0, 3.0), strict=True):
+        after, alone = counted(first, name), counted(engine(width), name)
+        assert after.keys() == alone.keys() == {name}
+        np.testing.assert_array_equal(after[name], alone[name])
+        np.testing.assert_array_equal(after[name], together[name])
+        assert after[name].sum() == 40
+
+
+@pytest.mark.thorough
 def test_later_norms_are_those_at_the_globals():
     rows = np.array([0.1, 3.0, -40.0], np.float32)
     fit = prepared(outliers, rows)
