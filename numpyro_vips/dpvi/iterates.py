@@ -14,6 +14,7 @@ from numpyro_vips.dpvi.drift import Drift, diagnostics_of
 from numpyro_vips.dpvi.gradients.coordinates import Coordinates
 from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
+from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import Information
 
@@ -128,7 +129,7 @@ def drift_of_iterates(
     state: DpviState,
     sizes: Mapping[str, int],
     stddev: Float64[np.ndarray, " size"],
-    loc: Float64[np.ndarray, " size"] | None = None,
+    normal: VectorNormal | None = None,
 ) -> dict[str, Any]:
     """What the iterates say of how good the posterior is; nothing before the first.
 
@@ -136,7 +137,7 @@ def drift_of_iterates(
       state: The state after the last step.
       sizes: How many unconstrained numbers each global is, in the guide's order.
       stddev: The posterior's, of these numbers; empty with a guide of the user's own.
-      loc: The posterior's mean, where it is not the average of the iterates.
+      normal: The posterior, where its mean is not the average of the iterates.
     """
     drift = _with_iterates(state.drift, state.recent)
     if drift is None:
@@ -149,8 +150,10 @@ def drift_of_iterates(
         unit[: len(stddev)] = stddev
         fluctuation, apart = drift.fluctuation() / unit, drift.apart() / unit
     distance = None
-    if loc is not None:
-        away = abs(loc - np.asarray(state.average.guide["loc"], np.float64)) / stddev
+    if normal is not None:
+        assert state.score is not None
+        asked = (state.average.guide["loc"], state.score.place)
+        away = _away(normal, np.stack([np.asarray(x, np.float64) for x in asked]))
         distance = largest_by_name(state.variational, sizes, away)
     return diagnostics_of(
         None if r_hat is None else largest_by_name(state.variational, sizes, r_hat),
@@ -160,6 +163,22 @@ def drift_of_iterates(
         is_private=state.is_noisy,
         distance=distance,
     )
+
+
+def _away(
+    normal: VectorNormal, places: Float64[np.ndarray, "places size"]
+) -> Float64[np.ndarray, " size"]:
+    """How far the furthest of some places is from the mean, in standard deviations.
+
+    They are those along the principal directions of the correlations: of an intercept
+    and its slope each may be near, and both together far. What is far is said of the
+    coordinates of the symmetric root, which are about those of the posterior.
+    """
+    stddev = normal.stddev
+    axes, values, _ = np.linalg.svd(normal.tril / stddev[:, None])
+    along = ((places - normal.loc) / stddev) @ axes
+    away = (along / np.maximum(values, 1e-6 * values[0])) @ axes.T
+    return np.max(abs(away), axis=0)
 
 
 def largest_by_name(

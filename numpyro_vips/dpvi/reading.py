@@ -76,7 +76,7 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
     found = _noise_aware_normal(compiled, state)
     if found is not None:
         normal = found.normal
-        diagnostics = drift_of_iterates(state, sizes, normal.stddev, normal.loc)
+        diagnostics = drift_of_iterates(state, sizes, normal.stddev, normal)
         ratio = largest_by_name(
             state.variational, sizes, normal.stddev / found.data_stddev
         )
