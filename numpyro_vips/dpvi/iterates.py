@@ -14,6 +14,7 @@ from numpyro_vips.dpvi.drift import Drift, diagnostics_of
 from numpyro_vips.dpvi.gradients.coordinates import Coordinates
 from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
+from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import Information
 
@@ -48,6 +49,7 @@ class DpviState(NamedTuple):
       is_noisy: Whether there was noise in what was released.
       diagnostics: What a fit by Newton's method knows of how good it is.
       score: Averages of what the steps released; None where no posterior is made of it.
+      late: The same of the last steps alone, which count where the others were too far.
       coordinates: Those that rows' gradients are taken in; None where they are always
         the globals' own.
       column_units: What the sizes of features have made of the globals' units; None
@@ -76,6 +78,7 @@ class DpviState(NamedTuple):
     is_noisy: bool = False
     diagnostics: Mapping[str, Any] | None = None
     score: RunningScore | None = None
+    late: RunningScore | None = None
     coordinates: Coordinates | None = None
     column_units: Float64[np.ndarray, " read"] | None = None
     pilot: Information | None = None
@@ -91,7 +94,7 @@ class DpviState(NamedTuple):
 _IN_PYTHON = {
     name: default
     for name, default in DpviState._field_defaults.items()
-    if name not in ("score", "coordinates")
+    if name not in ("score", "late", "coordinates")
 }
 # What of it steps leave as it is.
 _KEPT = (
@@ -128,7 +131,7 @@ def drift_of_iterates(
     state: DpviState,
     sizes: Mapping[str, int],
     stddev: Float64[np.ndarray, " size"],
-    loc: Float64[np.ndarray, " size"] | None = None,
+    made: tuple[VectorNormal, RunningScore] | None = None,
 ) -> dict[str, Any]:
     """What the iterates say of how good the posterior is; nothing before the first.
 
@@ -136,7 +139,8 @@ def drift_of_iterates(
       state: The state after the last step.
       sizes: How many unconstrained numbers each global is, in the guide's order.
       stddev: The posterior's, of these numbers; empty with a guide of the user's own.
-      loc: The posterior's mean, where it is not the average of the iterates.
+      made: The posterior, where its mean is not the average of the iterates, and of
+        which score it was made.
     """
     drift = _with_iterates(state.drift, state.recent)
     if drift is None:
@@ -149,9 +153,11 @@ def drift_of_iterates(
         unit[: len(stddev)] = stddev
         fluctuation, apart = drift.fluctuation() / unit, drift.apart() / unit
     distance = None
-    if loc is not None:
-        away = abs(loc - np.asarray(state.average.guide["loc"], np.float64)) / stddev
-        distance = largest_by_name(state.variational, sizes, away)
+    if made is not None:
+        normal, score = made
+        places = (state.average.guide["loc"], score.place)
+        away = [along_directions(normal, np.asarray(x) - normal.loc) for x in places]
+        distance = largest_by_name(state.variational, sizes, np.max(away, axis=0))
     return diagnostics_of(
         None if r_hat is None else largest_by_name(state.variational, sizes, r_hat),
         largest_by_name(state.variational, sizes, fluctuation),
@@ -160,6 +166,22 @@ def drift_of_iterates(
         is_private=state.is_noisy,
         distance=distance,
     )
+
+
+def along_directions(
+    normal: VectorNormal, way: Float[np.ndarray, " size"]
+) -> Float64[np.ndarray, " size"]:
+    """How long a way is along principal directions, in standard deviations.
+
+    They are those of the correlations: of an intercept and its slope each may move by
+    little, and both together far. A direction counts fully for the coordinate that has
+    most of it, and for the others by how much they have of that.
+    """
+    axes, values, _ = np.linalg.svd(normal.tril / normal.stddev[:, None])
+    along = (np.asarray(way, np.float64) / normal.stddev) @ axes
+    lengths = abs(along) / np.maximum(values, 1e-6 * values[0])
+    parts = abs(axes) / np.max(abs(axes), axis=0)
+    return np.max(parts * lengths, axis=1)
 
 
 def largest_by_name(

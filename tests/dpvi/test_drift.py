@@ -89,7 +89,7 @@ def test_iterates_that_go_to_and_fro_have_not_converged():
         (1.0, 0.5, 3.0, None),  # The way is as short as intervals are.
         (1.5, 0.5, 3.5, "still drifted"),  # Nothing drives them but their way.
         (1.0, 2.0, 3.0, "still drifted"),
-        (3.0, 3.5, 1.0, "average of the iterates"),
+        (3.0, 4.5, 1.0, "average of the iterates"),
         (3.0, 0.5, math.inf, "not finite"),
         (3.0, 0.5, math.nan, "not finite"),
     ],

@@ -16,6 +16,8 @@ from numpyro_vips.dpvi.iterates import (
     for_program,
     with_drift,
 )
+from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
+from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 
 RNG = np.random.default_rng(0)
 PLACES = RNG.normal(size=(100, 5))
@@ -69,6 +71,38 @@ def test_all_iterates_count_once_whenever_they_are_looked_at(number: int) -> Non
 
 def test_nothing_is_said_before_the_first_iterate() -> None:
     assert drift_of_iterates(state_of(iterate(0)), {"a": 3}, np.ones(3)) == {}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("is_average", [True, False])
+def test_collinear_globals_that_are_far_together_are_far(is_average: bool) -> None:
+    """As an intercept and its slope, on a covariate that is far from zero."""
+    covariance = np.array([[1.0, -0.999, 0.0], [-0.999, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    mean, tril = np.array([3.0, 4.0, 5.0]), np.linalg.cholesky(covariance)
+    before = run(75)
+
+    def distance(*away: float) -> list[float]:
+        place = jnp.asarray(mean + np.array(away))
+        score = RunningScore(
+            jnp.zeros(3), jnp.asarray(mean) if is_average else place, jnp.asarray(1.0)
+        )
+        guide = {"loc": place if is_average else jnp.asarray(mean)}
+        state = before._replace(
+            average=before.average._replace(guide=guide), is_noisy=True
+        )
+        found = drift_of_iterates(
+            state,
+            dict.fromkeys("abc", 1),
+            np.ones(3),
+            (VectorNormal(mean, tril), score),
+        )
+        return [found["distance"][name] for name in "abc"]
+
+    # A standard deviation each, against each other: along the long direction.
+    assert distance(1.0, -1.0, 0.0) == pytest.approx([1.0, 1.0, 0.0], abs=0.02)
+    # The same, together: they are where the rows say they are not.
+    assert distance(1.0, 1.0, 0.0) == pytest.approx([44.7, 44.7, 0.0], abs=0.1)
+    assert distance(0.0, 0.0, 2.0) == pytest.approx([0.0, 0.0, 2.0], abs=1e-6)
 
 
 def test_what_a_program_takes_does_not_grow_and_comes_back() -> None:

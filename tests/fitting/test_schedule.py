@@ -21,7 +21,7 @@ from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.reducers import reducer
 from numpyro_vips.fitting.schedule import plan_steps
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
-from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.privacy.releases import WHOLE_VECTOR
 
 
@@ -85,12 +85,36 @@ def test_several_pilots_have_a_histogram_each_and_share_the_budget():
     assert [step.is_pilot for step in between] == 3 * [True, False]
     assert [step.recentres for step in between] == 3 * [False, True]
     shares = np.array([step.share for step in between]) / sum(s.share for s in steps)
-    expected = schedule.SEVERAL_PILOTS_SHARE, schedule.BOUNDS_SHARE
+    expected = schedule.SEVERAL_PILOTS_SHARES[0], schedule.BOUNDS_SHARE
     np.testing.assert_allclose(shares, 3 * expected)
     # The first one counts fully in the average of what they share, the second half.
     assert [step.step_size for step in between[::2]] == pytest.approx([1, 1 / 2, 1 / 3])
     whole = sum(step.share for step in between[::2]) + main.share
     assert main.step_size == pytest.approx(main.share / whole)
+
+
+def test_several_pilots_of_more_sums_get_more_of_the_budget():
+    def share(number: int) -> float:
+        blocks = [Block(name=f"sum{k}", shape=(2,)) for k in range(number)]
+        names = frozenset(block.name for block in blocks)
+        steps = planned(
+            tuple(blocks),
+            (),
+            dict.fromkeys(names, 1.0),
+            SETTINGS,
+            is_fixed=False,
+            recentred=names,
+            pilots=3,
+        )
+        pilot = next(step for step in steps if step.is_pilot)
+        return pilot.share / sum(step.share for step in steps)
+
+    # A regression has three: products of columns, with the response, and its square.
+    assert share(3) == pytest.approx(0.08)
+    # Means have two.
+    assert share(2) == pytest.approx(0.04)
+    # So much that the last release keeps half of the budget with many regressions, too.
+    assert share(4) == share(12) == pytest.approx(0.12)
 
 
 def test_what_is_adaptive_is_recentred_at_its_first_refresh():
