@@ -175,9 +175,10 @@ def _without_rules(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
 def _replaced(value: Any) -> Any:
     """A program, or what equations have it in; the same object if nothing changes."""
     # Since JAX 0.12 programs with constants and without are of one class.
-    if isinstance(value, jex_core.ClosedJaxpr) and value.jaxpr is not value:
-        jaxpr = _replaced(value.jaxpr)
-        is_same = jaxpr is value.jaxpr
+    within = _within(value)
+    if within is not value:
+        jaxpr = _replaced(within)
+        is_same = jaxpr is within
         return value if is_same else jex_core.ClosedJaxpr(jaxpr, value.consts)
     if isinstance(value, jex_core.Jaxpr):
         equations = [_replaced_equation(equation) for equation in value.eqns]
@@ -187,6 +188,11 @@ def _replaced(value: Any) -> Any:
         parts = [_replaced(part) for part in value]
         return value if all(map(operator.is_, parts, value)) else type(value)(parts)
     return value
+
+
+def _within(value: Any) -> Any:
+    """The program in a closed one; any other value as it is."""
+    return value.jaxpr if isinstance(value, jex_core.ClosedJaxpr) else value
 
 
 def _replaced_equation(equation: jex_core.JaxprEqn) -> jex_core.JaxprEqn:

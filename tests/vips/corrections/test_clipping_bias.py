@@ -11,6 +11,7 @@ import pytest
 from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
+from numpyro_vips.vips.corrections import reading
 from numpyro_vips.vips.corrections.clipping_bias import Lost, without_clipping
 
 
@@ -105,3 +106,19 @@ def test_a_line_through_clipped_points_has_its_slope_and_its_residuals() -> None
     # Two rows of three are clipped; without correction these are 0.67 and 0.20.
     assert np.mean(np.asarray(draws["sigma"])) == pytest.approx(1.0, abs=0.06)
     assert np.mean(np.asarray(draws["b"])) == pytest.approx(0.3, abs=0.06)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("without_remarks")
+def test_more_sums_than_simulated_rows_stay_as_they_are_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The line above, with a limit below its few sums."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=4000).astype(np.float32)
+    y = (0.3 * x + rng.normal(size=4000)).astype(np.float32)
+    monkeypatch.setattr(reading, "_MOST_CORRECTED", 1)
+    with warnings.catch_warnings(action="ignore"):
+        result = fit_to(line, x, y, budget=2.0, clipping_norm=1.0, insecure_seed=0)
+    draws = result.sample_posterior(jax.random.key(1), (2000,))
+    assert np.mean(np.asarray(draws["sigma"])) == pytest.approx(0.67, abs=0.06)
