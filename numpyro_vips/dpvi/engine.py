@@ -56,7 +56,7 @@ from numpyro_vips.dpvi.guides.late_globals import WAITING
 from numpyro_vips.dpvi.iterates import DpviState, for_program, with_drift
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
 from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
-from numpyro_vips.dpvi.posterior.noise_aware import APPROACH, LATE
+from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
 from numpyro_vips.dpvi.program import Perturb, ProgramOptions, RowInputs
 from numpyro_vips.dpvi.reading import diagnostics_of, posterior_of
 from numpyro_vips.dpvi.row_programs import Place, RowPrograms
@@ -181,7 +181,6 @@ class DpviEngine(Abilities):
             takes_newton_steps=takes_newton_steps,
             num_waiting=math.floor(WAITING * num_planned),
             num_approaching=math.ceil(APPROACH * num_planned),
-            num_before_late=math.ceil(LATE * num_planned),
         )
         self._num_before_redrawing = math.ceil(REDRAWN_AFTER * num_planned)
         self.compiled = compile_model(graph, guide, options, local_steps=local_steps)
@@ -355,7 +354,6 @@ class DpviEngine(Abilities):
             key=key,
             step=jnp.zeros((), jnp.int32),
             score=None if noise_aware is None else noise_aware.no_score(dtype),
-            late=None if noise_aware is None else noise_aware.no_score(dtype),
             coordinates=None
             if first is None or noise_aware is None
             else Coordinates.of_globals(first.of_prior, noise_aware.silent, dtype),

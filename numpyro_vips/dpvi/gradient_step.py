@@ -89,16 +89,15 @@ def stepped(
     )
     if program.guide is not None:
         average = average._replace(guide=program.ranges.holding(average.guide))
-    score, late = state.score, state.late
-    if score is not None and late is not None:
+    score = state.score
+    if score is not None:
         z = program.value(state.variational, draws[0])
-        options = program.options
-        score, late = (
-            average.after(step, released["loc"], z, noise_stddev, approach=approach)
-            for average, approach in (
-                (score, options.num_approaching),
-                (late, options.num_before_late),
-            )
+        score = score.after(
+            step,
+            released["loc"],
+            z,
+            noise_stddev,
+            approach=program.options.num_approaching,
         )
     return DpviState(
         variational,
@@ -107,7 +106,6 @@ def stepped(
         state.key,
         step,
         score=score,
-        late=late,
         coordinates=coordinates,
     )
 

@@ -49,7 +49,6 @@ class DpviState(NamedTuple):
       is_noisy: Whether there was noise in what was released.
       diagnostics: What a fit by Newton's method knows of how good it is.
       score: Averages of what the steps released; None where no posterior is made of it.
-      late: The same of the last steps alone, which count where the others were too far.
       coordinates: Those that rows' gradients are taken in; None where they are always
         the globals' own.
       column_units: What the sizes of features have made of the globals' units; None
@@ -78,7 +77,6 @@ class DpviState(NamedTuple):
     is_noisy: bool = False
     diagnostics: Mapping[str, Any] | None = None
     score: RunningScore | None = None
-    late: RunningScore | None = None
     coordinates: Coordinates | None = None
     column_units: Float64[np.ndarray, " read"] | None = None
     pilot: Information | None = None
@@ -94,7 +92,7 @@ class DpviState(NamedTuple):
 _IN_PYTHON = {
     name: default
     for name, default in DpviState._field_defaults.items()
-    if name not in ("score", "late", "coordinates")
+    if name not in ("score", "coordinates")
 }
 # What of it steps leave as it is.
 _KEPT = (
@@ -131,7 +129,7 @@ def drift_of_iterates(
     state: DpviState,
     sizes: Mapping[str, int],
     stddev: Float64[np.ndarray, " size"],
-    made: tuple[VectorNormal, RunningScore] | None = None,
+    normal: VectorNormal | None = None,
 ) -> dict[str, Any]:
     """What the iterates say of how good the posterior is; nothing before the first.
 
@@ -139,8 +137,7 @@ def drift_of_iterates(
       state: The state after the last step.
       sizes: How many unconstrained numbers each global is, in the guide's order.
       stddev: The posterior's, of these numbers; empty with a guide of the user's own.
-      made: The posterior, where its mean is not the average of the iterates, and of
-        which score it was made.
+      normal: The posterior, where its mean is not the average of the iterates.
     """
     drift = _with_iterates(state.drift, state.recent)
     if drift is None:
@@ -153,11 +150,11 @@ def drift_of_iterates(
         unit[: len(stddev)] = stddev
         fluctuation, apart = drift.fluctuation() / unit, drift.apart() / unit
     distance = None
-    if made is not None:
-        normal, score = made
-        places = (state.average.guide["loc"], score.place)
-        away = [along_directions(normal, np.asarray(x) - normal.loc) for x in places]
-        distance = largest_by_name(state.variational, sizes, np.max(away, axis=0))
+    if normal is not None:
+        assert state.score is not None
+        asked = (state.average.guide["loc"], state.score.place)
+        away = _away(normal, np.stack([np.asarray(x, np.float64) for x in asked]))
+        distance = largest_by_name(state.variational, sizes, away)
     return diagnostics_of(
         None if r_hat is None else largest_by_name(state.variational, sizes, r_hat),
         largest_by_name(state.variational, sizes, fluctuation),
@@ -168,20 +165,20 @@ def drift_of_iterates(
     )
 
 
-def along_directions(
-    normal: VectorNormal, way: Float[np.ndarray, " size"]
+def _away(
+    normal: VectorNormal, places: Float64[np.ndarray, "places size"]
 ) -> Float64[np.ndarray, " size"]:
-    """How long a way is along principal directions, in standard deviations.
+    """How far the furthest of some places is from the mean, in standard deviations.
 
-    They are those of the correlations: of an intercept and its slope each may move by
-    little, and both together far. A direction counts fully for the coordinate that has
-    most of it, and for the others by how much they have of that.
+    They are those along the principal directions of the correlations: of an intercept
+    and its slope each may be near, and both together far. What is far is said of the
+    coordinates of the symmetric root, which are about those of the posterior.
     """
-    axes, values, _ = np.linalg.svd(normal.tril / normal.stddev[:, None])
-    along = (np.asarray(way, np.float64) / normal.stddev) @ axes
-    lengths = abs(along) / np.maximum(values, 1e-6 * values[0])
-    parts = abs(axes) / np.max(abs(axes), axis=0)
-    return np.max(parts * lengths, axis=1)
+    stddev = normal.stddev
+    axes, values, _ = np.linalg.svd(normal.tril / stddev[:, None])
+    along = ((places - normal.loc) / stddev) @ axes
+    away = (along / np.maximum(values, 1e-6 * values[0])) @ axes.T
+    return np.max(abs(away), axis=0)
 
 
 def largest_by_name(

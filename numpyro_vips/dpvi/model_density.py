@@ -34,7 +34,6 @@ _OPTIONS = ProgramOptions(
     takes_newton_steps=True,
     num_waiting=0,
     num_approaching=0,
-    num_before_late=0,
 )
 
 

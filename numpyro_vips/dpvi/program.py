@@ -66,7 +66,6 @@ class ProgramOptions:
       takes_newton_steps: Whether the fit is without noise, by Newton's method.
       num_waiting: How many steps, the first ones, late globals wait.
       num_approaching: How many of them are on the way to where the others are.
-      num_before_late: How many come before those that are late; see `DpviState`.
     """
 
     num_particles: int
@@ -78,7 +77,6 @@ class ProgramOptions:
     takes_newton_steps: bool
     num_waiting: int
     num_approaching: int
-    num_before_late: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

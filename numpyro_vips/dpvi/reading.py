@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -13,12 +13,10 @@ from numpyro_vips.dpvi.description import (
     on_hidden,
     on_turning,
 )
-from numpyro_vips.dpvi.drift import SMALL_DRIFT
 from numpyro_vips.dpvi.guides.posteriors import DrawsPosterior
 from numpyro_vips.dpvi.guides.user_guides import drawing
 from numpyro_vips.dpvi.iterates import (
     DpviState,
-    along_directions,
     drift_of_iterates,
     largest_by_name,
 )
@@ -28,7 +26,6 @@ from numpyro_vips.dpvi.posterior.information_equality import (
     Excess,
     largest_excess,
 )
-from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
 from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 from numpyro_vips.posterior import Posterior
@@ -45,9 +42,9 @@ def posterior_of(compiled: CompiledModel, state: DpviState) -> Posterior:
     """The guide at the averaged iterate, or a Normal that knows of the noise."""
     program, average = compiled.program, state.average
     points = program.constrained(average.params)
-    made = _noise_aware(compiled, state)
-    if made is not None and compiled.noise_aware is not None:
-        return compiled.noise_aware.posterior(made.found)
+    found = _noise_aware_normal(compiled, state)
+    if found is not None and compiled.noise_aware is not None:
+        return compiled.noise_aware.posterior(found)
     if program.guide is not None:
         return program.guide.posterior(average.guide, points)
     assert program.user_guide is not None
@@ -76,12 +73,10 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
     if program.options.takes_newton_steps:
         return {}
     sizes = {x.name: math.prod(x.unconstrained_shape) for x in program.space.sites}
-    made = _noise_aware(compiled, state)
-    if made is not None:
-        found, normal = made.found, made.found.normal
-        diagnostics = drift_of_iterates(
-            state, sizes, normal.stddev, (normal, made.score)
-        )
+    found = _noise_aware_normal(compiled, state)
+    if found is not None:
+        normal = found.normal
+        diagnostics = drift_of_iterates(state, sizes, normal.stddev, normal)
         ratio = largest_by_name(
             state.variational, sizes, normal.stddev / found.data_stddev
         )
@@ -164,46 +159,17 @@ def _on_excess(
     )
 
 
-class _Made(NamedTuple):
-    """A posterior that knows of the noise, and of which score it was made."""
-
-    found: NoiseAwareNormal
-    score: RunningScore
-
-
-def _noise_aware(compiled: CompiledModel, state: DpviState) -> _Made | None:
+def _noise_aware_normal(
+    compiled: CompiledModel, state: DpviState
+) -> NoiseAwareNormal | None:
     """The posterior that knows of the noise.
-
-    It is made of the scores of all steps that count, between which these are taken to
-    be linear. Where the first half of them was too far from the second, the first is
-    left out: its noise is less harm than where the density bends on the way.
 
     None before what it needs is known, or where it is not finite.
     """
-    if state.score is None:
-        return None
-    found = _normal_of(compiled, state, state.score)
-    options, step = compiled.program.options, int(state.step)
-    num_late = step - options.num_before_late
-    if found is None or state.late is None or num_late <= 0:
-        return None if found is None else _Made(found, state.score)
-    num_early = options.num_before_late - options.num_approaching
-    way = np.asarray(state.score.place, np.float64) - np.asarray(state.late.place)
-    way *= (num_early + num_late) / max(num_early, 1)
-    if np.max(along_directions(found.normal, way), initial=0.0) > SMALL_DRIFT:
-        late = _normal_of(compiled, state, state.late)
-        if late is not None:
-            return _Made(late, state.late)
-    return _Made(found, state.score)
-
-
-def _normal_of(
-    compiled: CompiledModel, state: DpviState, score: RunningScore
-) -> NoiseAwareNormal | None:
-    """The same, of one of the state's scores."""
     noise_aware = compiled.noise_aware
     if noise_aware is None or state.information is None:
         return None
+    assert state.score is not None
     arrays = state.average.guide
     start = VectorNormal(
         np.asarray(arrays["loc"], np.float64),
@@ -211,7 +177,7 @@ def _normal_of(
     )
     try:
         found = noise_aware.normal(
-            score,
+            state.score,
             state.information,
             _variance_per_slope(compiled, state),
             start,

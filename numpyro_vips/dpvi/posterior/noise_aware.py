@@ -38,14 +38,8 @@ MOST_INFORMED = 128
 # from those of the others, where the score is not linear, and rows are clipped at other
 # norms there: the last histogram of norms comes after this part, too.
 APPROACH = 0.5
-# The same of those that count alone where the others were too far from them.
-LATE = 0.75
 # Points at which the prior is looked at together.
 _POINTS = 64
-
-
-# Releases that a posterior was asked for, the variance per slope, and the posterior.
-_Asked = tuple[tuple[Any, ...], float | None, NoiseAwareNormal | None]
 
 
 class RunningScore(NamedTuple):
@@ -138,7 +132,9 @@ class NoiseAware:
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
         # Of the last releases that were asked for, as a posterior and what is known of
         # it both need it.
-        self._last: tuple[_Asked, ...] = ()
+        self._last: (
+            tuple[tuple[Any, ...], float | None, NoiseAwareNormal | None] | None
+        ) = None
 
     def no_score(self, dtype: Any) -> RunningScore:
         """The running average of scores before the first step: zeros, of no weight."""
@@ -175,11 +171,14 @@ class NoiseAware:
           coordinates: Those of the gradients and of the information; None for the
             globals' own.
         """
-        asked = (score, information, coordinates)
-        # Another fit may replace them meanwhile.
-        for last, variance, normal in self._last:
-            if all(map(operator.is_, last, asked)) and variance == variance_per_slope:
-                return normal
+        last, asked = self._last, (score, information, coordinates)
+        # Another fit may replace it meanwhile.
+        if (
+            last is not None
+            and all(map(operator.is_, last[0], asked))
+            and last[1] == variance_per_slope
+        ):
+            return last[2]
         averages = Score(
             gradient=np.asarray(score.gradient, np.float64),
             place=np.asarray(score.place, np.float64),
@@ -199,7 +198,7 @@ class NoiseAware:
             self._prior_stddev,
             None if coordinates is None else coordinates.of_all(self._space.size),
         )
-        self._last = (*self._last[-1:], (asked, variance_per_slope, found))
+        self._last = asked, variance_per_slope, found
         return found
 
     def widths_over_prior(self, normal: VectorNormal) -> Float64[np.ndarray, " read"]:
