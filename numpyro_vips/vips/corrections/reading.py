@@ -39,7 +39,7 @@ from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 _MOST_IN_PARTS = 100_000
 # Sums beyond which what clipping took off them is not estimated: as many as rows are
 # simulated. In a belief network of 42,600 sums that were clipped on purpose, what was
-# put back cost .015 of the pixels' accuracy.
+# put back took the share of pixels that are reconstructed from .934 to .920.
 _MOST_CORRECTED = 16_384
 
 
