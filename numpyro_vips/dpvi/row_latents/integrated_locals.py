@@ -34,6 +34,9 @@ from numpyro_vips.model.synthetic_rows import synthetic_row
 NUM_NODES = {1: 31, 2: 15}
 _NEWTON_STEPS = 12
 _FRACTIONS = (1.0, 0.3, 0.1, 0.0)
+# How far apart gradients are compared where there is no second derivative. NumPyro's
+# Bernoulli has none where a chance is exactly zero, as that to see who is not there.
+_APART = 1e-2
 # The longest Newton step, in unconstrained coordinates.
 _LONGEST = 5.0
 # How often nodes are moved to where the nodes before them found the mass.
@@ -196,7 +199,14 @@ def _finite(values: Float[Array, "..."]) -> Float[Array, "..."]:
 def _gaussian_near(log_density: _LogDensity, start: _Point) -> tuple[_Point, _Matrix]:
     """Mean, and lower root of the covariance, of a Gaussian that is near a density."""
     gradient = jax.grad(log_density)
-    curvature = jax.hessian(log_density)
+
+    def curvature(x: _Point) -> _Matrix:
+        exact = jax.hessian(log_density)(x)
+        ways = _APART * jnp.eye(len(x), dtype=x.dtype)
+        near = jax.vmap(lambda way: gradient(x + way) - gradient(x - way))(ways)
+        near = (near + near.T) / (4.0 * _APART)
+        return jnp.where(jnp.all(jnp.isfinite(exact)), exact, near)
+
     fractions = jnp.asarray(_FRACTIONS, start.dtype)
 
     def newton(_: Any, x: _Point) -> _Point:

@@ -144,6 +144,26 @@ def log_together(mu: float, sigma: float, y: float) -> float:
     return np.logaddexp(one, math.log(0.7) + log_effects(-mu, 0.5 * sigma, y))
 
 
+def seen(y: Any) -> None:
+    """Who is not there is not seen: a chance of exactly zero, and no curvature."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
+    with numpyro.plate("rows", y.shape[0]):
+        z = numpyro.sample("z", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+        eps = numpyro.sample("eps", dist.Normal(0.0, sigma))
+        chance = z * jax.nn.sigmoid(mu + eps)
+        numpyro.sample("y", dist.Bernoulli(chance), obs=y)
+
+
+def log_seen(mu: float, sigma: float, y: float) -> float:
+    def density(eps: float) -> Any:
+        sign = 2.0 * y - 1.0
+        return special.log_expit(sign * (mu + eps)) + stats.norm.logpdf(eps, 0, sigma)
+
+    there = math.log(0.3) + log_integral(density, -12 * sigma, 12 * sigma, 0.0)
+    return there if y else np.logaddexp(there, math.log(0.7))
+
+
 PLACES = [(0.5, 0.3), (1.5, 1.0), (2.5, 2.0)]
 CASES = {
     "effects": (effects, log_effects, (0.0, 2.0, 60.0), 1e-5),
@@ -151,6 +171,7 @@ CASES = {
     "between": (between, log_between, (0.3, 1.4), 1e-2),
     "shares": (shares, log_shares, (0.1, 0.7), 1e-2),
     "together": (together, log_together, (0.0, 7.0), 1e-5),
+    "seen": (seen, log_seen, (0.0, 1.0), 1e-5),
 }
 
 
