@@ -170,9 +170,9 @@ def _away(
 ) -> Float64[np.ndarray, " size"]:
     """How far the furthest of some places is from the mean, in standard deviations.
 
-    They are those along the principal directions of the correlations: of an intercept
-    and its slope each may be near, and both together far. What is far is said of the
-    coordinates of the symmetric root, which are about those of the posterior.
+    Distances are along the principal directions of the posterior's correlations, as an
+    intercept and its slope may each be near, and both together far. They are turned
+    back into the coordinates, by the symmetric root of the correlations.
     """
     stddev = normal.stddev
     axes, values, _ = np.linalg.svd(normal.tril / stddev[:, None])

@@ -40,12 +40,11 @@ REFRESH_SHARE = 0.01
 # are wrong by adds to the rows' spread as a square.
 PILOT_SHARE = 0.08
 # Of each pilot where there are several, for each norm of what it releases beyond the
-# first, and within limits: means have two norms, and regressions three. With half of
+# first, up to the same limit: means have two norms, and regressions three. With half of
 # it some regressions on raw columns of some thousand rows were left with a direction
 # that noise hides, and intervals of 30 times the width. With half of the share for
 # histograms, too, norms were too noisy with 1,000 rows.
-SHARE_OF_NORM_IN_PILOTS = 0.04
-SEVERAL_PILOTS_SHARES = (0.04, 0.12)
+SEVERAL_PILOTS_SHARE = 0.04
 # Of a step that has no part in the result, to one that has. It finds where the others
 # start, and with less noise it finds no better place.
 FORGOTTEN_SHARE = 0.2
@@ -270,9 +269,7 @@ class _Planner:
         share = PILOT_SHARE
         if number > 1:
             # The noise in each sum grows as the square root of their number.
-            least, most = SEVERAL_PILOTS_SHARES
-            further = SHARE_OF_NORM_IN_PILOTS * (len(moved) - 1)
-            share = min(max(further, least), most)
+            share = SEVERAL_PILOTS_SHARE * min(max(len(moved) - 1, 1), _MOST_SHARES)
         for index in range(number):
             parts = self._recentred if index else self._parts
             pilot = self._from_all_rows(self.releases.once, share, parts)

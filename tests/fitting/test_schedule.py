@@ -85,7 +85,7 @@ def test_several_pilots_have_a_histogram_each_and_share_the_budget():
     assert [step.is_pilot for step in between] == 3 * [True, False]
     assert [step.recentres for step in between] == 3 * [False, True]
     shares = np.array([step.share for step in between]) / sum(s.share for s in steps)
-    expected = schedule.SEVERAL_PILOTS_SHARES[0], schedule.BOUNDS_SHARE
+    expected = schedule.SEVERAL_PILOTS_SHARE, schedule.BOUNDS_SHARE
     np.testing.assert_allclose(shares, 3 * expected)
     # The first one counts fully in the average of what they share, the second half.
     assert [step.step_size for step in between[::2]] == pytest.approx([1, 1 / 2, 1 / 3])

@@ -32,6 +32,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 from scipy import special
 
+from numpyro_vips.accounting.gaussian import last_true
 from numpyro_vips.dpvi.gradients.clipped_gradients import RowGradients, Shared
 from numpyro_vips.dpvi.posterior.row_matrices import (
     MatricesOf,
@@ -46,9 +47,6 @@ from numpyro_vips.vips.m_step.noisy_information import Information
 
 # The logarithms of c² over the scale of |d|² between which it is looked for.
 _RANGE = (-30.0, 30.0)
-# How often the range is halved: down to 1e-10. Of SciPy's root finders the import alone
-# takes longer.
-_HALVINGS = 40
 
 
 class ClippedSlope:
@@ -176,8 +174,6 @@ def variance_if_gaussian(
     low, high = _RANGE
     if excess(low) <= 0 or excess(high) >= 0:
         return min(1.0, 1.0 / mean)
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    found, square = parts(0.5 * (low + high))
+    # Of SciPy's root finders the import alone takes longer.
+    found, square = parts(last_true(lambda bound: excess(bound) > 0, low, high))
     return square / found

@@ -35,7 +35,7 @@ NUM_NODES = {1: 31, 2: 15}
 _NEWTON_STEPS = 12
 _FRACTIONS = (1.0, 0.3, 0.1, 0.0)
 # How far apart gradients are compared where there is no second derivative. NumPyro's
-# Bernoulli has none where a chance is exactly zero, as that to see who is not there.
+# Bernoulli has none at a chance of exactly zero, as of seeing who is not there.
 _APART = 1e-2
 # The longest Newton step, in unconstrained coordinates.
 _LONGEST = 5.0

@@ -15,7 +15,7 @@ import numpy as np
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.vips.corrections.clipping_bias import without_clipping
 from numpyro_vips.vips.corrections.missing_information import load_optimizers, observed
-from numpyro_vips.vips.corrections.row_simulation import RowSimulation
+from numpyro_vips.vips.corrections.row_simulation import FEWEST_SIMULATED, RowSimulation
 from numpyro_vips.vips.corrections.simulated_answers import SimulatedAnswers
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.marginal_scales import MarginalScales, spread_out
@@ -37,10 +37,10 @@ from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 
 # Parameters beyond which a posterior does not say which part of its variance is noise.
 _MOST_IN_PARTS = 100_000
-# Sums beyond which what clipping took off them is not estimated: as many as rows are
-# simulated. In a belief network of 42,600 sums that were clipped on purpose, what was
-# put back took the share of pixels that are reconstructed from .934 to .920.
-_MOST_CORRECTED = 16_384
+# Sums beyond which what clipping took off them is not estimated. In a belief network
+# of 42,600 sums that were clipped on purpose, what was put back took the share of
+# pixels that are reconstructed from .934 to .920.
+_MOST_CORRECTED = FEWEST_SIMULATED
 
 
 class ObservedSums(NamedTuple):

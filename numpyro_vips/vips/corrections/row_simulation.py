@@ -16,7 +16,7 @@ from numpyro_vips.vips.steps.released_sums import Bound
 
 # Rows that are simulated for one of a fit, where they show what clipping takes off, so
 # many at least and at most,
-_SIMULATED, _FEWEST_SIMULATED, _MOST_SIMULATED = 8, 16_384, 65_536
+_SIMULATED, FEWEST_SIMULATED, _MOST_SIMULATED = 8, 16_384, 65_536
 # and at most where rows have latents of their own to be solved for.
 _MOST_WITH_LATENTS = 16_384
 # How often they are worked on at most: chunks are as short as a fit has few rows.
@@ -71,7 +71,7 @@ class RowSimulation:
         self._releases = {bound.release: bound for bound in bounds.values()}
         _, self._size = equal_chunks(num_rows)
         most = _MOST_WITH_LATENTS if has_locals else _MOST_SIMULATED
-        wanted = max(_FEWEST_SIMULATED, _SIMULATED * num_rows)
+        wanted = max(FEWEST_SIMULATED, _SIMULATED * num_rows)
         self._number = min(math.ceil(min(wanted, most) / self._size), _MOST_CHUNKS)
         self._seed = seed_of(released)
 

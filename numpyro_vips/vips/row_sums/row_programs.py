@@ -350,7 +350,8 @@ class RowPrograms:
           parts: Each with its blocks.
           in_any_state: See `norms_of_rows`.
         """
-        known = (of for of in self._edges_of if set(parts) <= set(of))
+        # Another thread may add a program meanwhile.
+        known = (of for of in tuple(self._edges_of) if set(parts) <= set(of))
         program = next(known, parts)
         edges = {**self._edges_of.setdefault(program, edges), **edges}
         found = self._counts_of_parts(inputs, rows, mask, edges, program, in_any_state)

@@ -93,17 +93,22 @@ def test_a_rate_of_clipped_durations_lies_in_its_interval(clipping_norm: float) 
     assert np.mean(inside) > 0.7
 
 
-@pytest.mark.thorough
-@pytest.mark.usefixtures("without_remarks")
-def test_a_line_through_clipped_points_has_its_slope_and_its_residuals() -> None:
-    """The model says nothing of x, and the regression's own sums do."""
+def clipped_line() -> dict[str, Any]:
+    """Draws after a fit of a line in which two rows of three are clipped."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=4000).astype(np.float32)
     y = (0.3 * x + rng.normal(size=4000)).astype(np.float32)
     with warnings.catch_warnings(action="ignore"):
         result = fit_to(line, x, y, budget=2.0, clipping_norm=1.0, insecure_seed=0)
-    draws = result.sample_posterior(jax.random.key(1), (2000,))
-    # Two rows of three are clipped; without correction these are 0.67 and 0.20.
+    return result.sample_posterior(jax.random.key(1), (2000,))
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("without_remarks")
+def test_a_line_through_clipped_points_has_its_slope_and_its_residuals() -> None:
+    """The model says nothing of x, and the regression's own sums do."""
+    draws = clipped_line()
+    # Without correction these are 0.67 and 0.20.
     assert np.mean(np.asarray(draws["sigma"])) == pytest.approx(1.0, abs=0.06)
     assert np.mean(np.asarray(draws["b"])) == pytest.approx(0.3, abs=0.06)
 
@@ -114,11 +119,6 @@ def test_more_sums_than_simulated_rows_stay_as_they_are_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The line above, with a limit below its few sums."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=4000).astype(np.float32)
-    y = (0.3 * x + rng.normal(size=4000)).astype(np.float32)
     monkeypatch.setattr(reading, "_MOST_CORRECTED", 1)
-    with warnings.catch_warnings(action="ignore"):
-        result = fit_to(line, x, y, budget=2.0, clipping_norm=1.0, insecure_seed=0)
-    draws = result.sample_posterior(jax.random.key(1), (2000,))
+    draws = clipped_line()
     assert np.mean(np.asarray(draws["sigma"])) == pytest.approx(0.67, abs=0.06)
