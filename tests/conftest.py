@@ -33,6 +33,7 @@ CHECKED_ARRAYS = [
     "numpyro_vips.privacy.batch_selection",
     "numpyro_vips.privacy.exact_gaussian",
     "numpyro_vips.privacy.gaussian_mechanism",
+    "numpyro_vips.privacy.normal_quantile",
     "numpyro_vips.vips",
 ]
 READ_MODELS = [

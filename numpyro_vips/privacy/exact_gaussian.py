@@ -20,15 +20,18 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
+from numpyro_vips.privacy import normal_quantile
+from numpyro_vips.privacy.normal_quantile import upper_quantile
+
 # The grid is finer than 1/1000 of the noise, so that rounding adds less than a ten
 # millionth to the variance, which nobody needs to count: at most 2⁻²⁰/12.
 _FINENESS = 10
 _DIGITS = 63  # Of T, in the first word.
 _WORD = 64
-# Bound on the error of SciPy's quantile function for tails above 2⁻⁶⁴, and for the
-# rounding of its argument and what is made of it. The largest error that the tests find
-# is 3e-15; this is 600 times that.
-_QUANTILE_ERROR = 2.0**-39
+# Bound on the error of Z, and on what the roundings of its tail's probability (4 units
+# of 2⁻⁵⁴), of scale · Z and of the sum with the mean (9.1 units of 2⁻⁵³ each, as |Z| is
+# below 9.1) come to, all in units of the scale.
+_ERROR = normal_quantile.ERROR + 2.0**-48
 _PIECE = 2**13  # Numbers that are drawn together.
 # Outside, a sum in units of the grid may not be a floating-point number.
 _LEAST, _MOST = 1e-200, 1e200
@@ -101,7 +104,7 @@ def _rounded_piece(
     sign = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
     leading = tails.astype(np.float64)
     # Between the tail probabilities that the missing digits leave open.
-    normal = sign * -special.ndtri((leading + 0.5) * 2.0 ** -(_DIGITS + 1))
+    normal = sign * upper_quantile((leading + 0.5) * 2.0 ** -(_DIGITS + 1))
     # No warning may depend on the mean.
     with np.errstate(all="ignore"):
         # Divided by a power of two, numbers keep all their digits.
@@ -112,9 +115,8 @@ def _rounded_piece(
         moved = (units - whole) + scale * normal
         steps = np.rint(moved)
         # The missing digits move log T by at most 1/(2 · leading) to either side, and Z
-        # by at most √(π/2) times as much (Mills' ratio). |Z| < 10 here, so that the
-        # product and the sum are rounded by less than the other terms have to spare.
-        error = scale * (_QUANTILE_ERROR + 1.0 / leading) + 2.0**-52
+        # by at most √(π/2) times as much (Mills' ratio).
+        error = scale * (_ERROR + 1.0 / leading) + 2.0**-52
         # The sum of two whole numbers is rounded correctly, should it be above 2⁵³.
         result = (whole + steps) * spacing
         undecided = 0.5 - np.abs(moved - steps) <= error
@@ -174,7 +176,7 @@ def quantile(tail: int, num_digits: int) -> tuple[Fraction, Fraction]:
     They are about 2^-num_digits apart. That z lies between them is checked with the
     complementary error function in more digits than this can turn on.
     """
-    import mpmath  # Needed about once in a hundred million draws.
+    import mpmath  # Needed about once in 10¹⁰ draws.
 
     # A context of its own: precision is a setting of the process otherwise.
     context = mpmath.MPContext()
