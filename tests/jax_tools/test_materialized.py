@@ -29,7 +29,8 @@ def residual(w: Any, x: Any, y: Any) -> Any:
 def clipped(w: Any, x: Any, y: Any, *, once: bool) -> Any:
     """A sum of pairs, each divided by its length if that is above 1."""
     found = (residual(w, x, y), x)
-    found = materialized(found) if once else jax.lax.optimization_barrier(found)
+    if once:  # JAX's own barrier does it since JAX 0.12 only.
+        found = materialized(found)
     lengths = jnp.sqrt(found[0] ** 2 + found[1] ** 2)
     return [jnp.sum(of / jnp.maximum(lengths, 1.0), axis=0) for of in found]
 

@@ -515,7 +515,12 @@ def test_a_function_cannot_become_another_once_it_was_checked(where: str) -> Non
     was_checked = False
     two, rows = jnp.asarray(2.0), jnp.linspace(-1.0, 2.0, 5)
     expected = [of_row(two, row) for row in rows]
-    program, _ = row_program(jax.jit(of_row), two, rows[0])
+    try:
+        program, _ = row_program(jax.jit(of_row), two, rows[0])
+    except nv.UnsafeModelError as error:
+        # Since JAX 0.12 a root's equation hides its functions.
+        assert where == "root" and "Take the decorator off" in str(error)
+        return
     was_checked = True
     run = jax.vmap(jex_core.jaxpr_as_fun(program), (None, 0))
     np.testing.assert_allclose(run(two, rows)[0], expected, rtol=1e-6)

@@ -86,7 +86,7 @@ def test_pilots_of_any_size_leave_coordinates_that_can_be_inverted():
         values = np.array([-1e60, 1e60])
         found = found.whitened(Information(second_moments(values, axes_of(2)), 1.0), N)
         product = np.asarray(found.units) @ np.asarray(found.inverse)
-        np.testing.assert_allclose(product, np.eye(2), atol=1e-4)
+        np.testing.assert_allclose(product, np.eye(2), atol=1e-3)
 
 
 def test_globals_that_no_row_depends_on_keep_their_units():
