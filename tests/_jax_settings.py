@@ -13,4 +13,5 @@ CHOSEN: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "infinite": lambda: jax.debug_infs(True),
     "operation by operation": lambda: jax.disable_jit(True),
     "leaks": jax.checking_leaks,
+    "transfers": lambda: jax.transfer_guard("disallow"),
 }

@@ -1,10 +1,11 @@
 """JAX's settings that are its caller's to choose, as this package computes with them.
 
 A caller may have JAX raise where ranks or types of arrays differ, where a number is not
-finite or a tracer outlives its function, or have it run programs operation by
-operation. That is for the caller's own code. NumPyro's and this package's rely on the
-rules that JAX starts with, and an error in the middle of a fit would take away what was
-paid for, or tell that a private row is not finite.
+finite, where a tracer outlives its function or where arrays go to a device unasked, or
+have it run programs operation by operation. That is for the caller's own code. The code
+of NumPyro and of this package relies on the rules that JAX starts with, and an error in
+the middle of a fit would take away what was paid for, or tell that a private row is not
+finite.
 """
 
 import contextlib
@@ -32,5 +33,6 @@ def usual_settings() -> Iterator[None]:
         jax.debug_infs(False),
         jax.disable_jit(False),
         jax.check_tracer_leaks(False),
+        jax.transfer_guard("allow"),
     ):
         yield

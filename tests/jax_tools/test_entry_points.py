@@ -7,7 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _fits import fit_to
+from _fits import vi_of
 from _jax_settings import CHOSEN
 
 
@@ -25,11 +25,12 @@ def test_a_fit_is_the_same_whatever_the_caller_has_jax_refuse(engine: str) -> No
     X[0, 0] = np.nan
     y = np.arange(100, dtype=np.int32) % 2
 
+    key = jax.random.key(0)
+
     def fitted() -> list[np.ndarray]:
-        result = fit_to(
-            model, X, y, engine=engine, num_steps=2, clipping_norm=1.0, insecure_seed=1
-        )
-        draws = result.sample_posterior(jax.random.key(1), (3,))
+        settings = {"num_steps": 2, "clipping_norm": 1.0, "insecure_seed": 1}
+        result = vi_of(model, engine=engine, **settings).run(key, X, y)
+        draws = result.sample_posterior(key, (3,))
         deviations = result.uncertainty().parts["w"].data
         bounds = result.elbo(X[1:], y[1:])
         return [np.asarray(found) for found in (draws["w"], deviations, bounds)]

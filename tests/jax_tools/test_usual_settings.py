@@ -12,6 +12,7 @@ from numpyro_vips.jax_tools.usual_settings import usual_settings
 NAMES = (
     *("jax_numpy_rank_promotion", "jax_numpy_dtype_promotion", "jax_disable_jit"),
     *("jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks"),
+    "jax_transfer_guard",
 )
 
 
@@ -20,7 +21,8 @@ def values() -> dict[str, Any]:
 
 
 def test_settings_are_the_usual_ones_within_and_the_callers_afterwards() -> None:
-    usual = values()
+    with usual_settings():
+        usual = values()
     for setting in CHOSEN.values():
         with setting():
             callers = values()
