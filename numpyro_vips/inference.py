@@ -51,7 +51,7 @@ from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.handlers import check_marked, name_of, private
-from numpyro_vips.jax_tools.blas_threads import one_blas_thread
+from numpyro_vips.jax_tools.entry_points import computing
 from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
 from numpyro_vips.jax_tools.rounding import check_numbers_that_are_not_finite_are_seen
 from numpyro_vips.model.arguments import bind_arguments
@@ -282,7 +282,7 @@ class PrivateVI:
             **self._given(),
         }
 
-    @one_blas_thread
+    @computing
     def explain(self, *args: Any, **kwargs: Any) -> Plan:
         """Says which engine would run, site by site, and why.
 
@@ -315,7 +315,7 @@ class PrivateVI:
         _, plan = self._prepare_fit(args, kwargs)
         return plan
 
-    @one_blas_thread
+    @computing
     def run(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> PrivateVIResult:
         """Charges the budget, then fits the model.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from numpyro_vips import _html, _validate, result_file
 from numpyro_vips.handlers import private
-from numpyro_vips.jax_tools.blas_threads import one_blas_thread
+from numpyro_vips.jax_tools.entry_points import computing
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.axis_labels import AxisLabels
 from numpyro_vips.model.row_queries import RowQuery
@@ -124,7 +124,7 @@ class PrivateVIResult:
         """
         return dict(self.posterior.params)
 
-    @one_blas_thread
+    @computing
     def sample_posterior(
         self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
     ) -> dict[str, jax.Array]:
@@ -162,7 +162,7 @@ class PrivateVIResult:
             )
         return self.posterior.sample(rng_key, tuple(sample_shape))
 
-    @one_blas_thread
+    @computing
     def uncertainty(self) -> Uncertainty:
         """How much of the posterior's width is due to data, and how much to privacy.
 
@@ -207,7 +207,7 @@ class PrivateVIResult:
             axis_labels=self.axis_labels,
         )
 
-    @one_blas_thread
+    @computing
     def local_posterior(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The posterior of the latents of rows that the caller may see.
 
@@ -247,7 +247,7 @@ class PrivateVIResult:
         """
         return dict(self.posterior.local_posterior(self._query(args, kwargs)))
 
-    @one_blas_thread
+    @computing
     def elbo(self, *args: Any, **kwargs: Any) -> np.ndarray:
         """The bound on the log density of each row that the caller may see.
 

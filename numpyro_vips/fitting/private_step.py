@@ -36,6 +36,7 @@ from numpyro_vips.jax_tools.row_sums import (
     equal_chunks,
     increasing_edges,
 )
+from numpyro_vips.jax_tools.usual_settings import usual_settings
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_chunks import Chunk
 from numpyro_vips.privacy.batch_selection import select_rows
@@ -286,7 +287,7 @@ def _values_unchecked() -> Iterator[None]:
 
     Whether a private row makes one would show in the exception, or in the warning.
     """
-    with jax.debug_nans(False), jax.debug_infs(False), np.errstate(all="ignore"):
+    with usual_settings(), np.errstate(all="ignore"):
         yield
 
 

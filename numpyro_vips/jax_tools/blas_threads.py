@@ -5,33 +5,23 @@ them, such as OpenBLAS, then starts threads too, the two get in each other's way
 fit with many small matrices becomes several times slower.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
-
-import jax
+from collections.abc import Iterator
 
 # XLA takes LAPACK from SciPy; what is not loaded yet cannot be limited.
 import scipy.linalg  # noqa: F401
 import threadpoolctl
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """In this context BLAS is limited to one thread, and as it was before afterwards.
 
-def one_blas_thread(function: Callable[P, T]) -> Callable[P, T]:
-    """Runs a function, and all that it has started, with BLAS limited to one thread.
-
-    Afterwards the limit is what it was before.
+    JAX returns before its arrays are there: they are waited for within.
     """
-
-    @functools.wraps(function)
-    def limited(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _libraries().limit(limits=1, user_api="blas"):
-            # JAX returns before its arrays are there.
-            return jax.block_until_ready(function(*args, **kwargs))
-
-    return limited
+    with _libraries().limit(limits=1, user_api="blas"):
+        yield
 
 
 @functools.cache

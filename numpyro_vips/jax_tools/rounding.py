@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Settings of JAX that a traced program depends on.
+# Settings of JAX that a traced program depends on, but for `usual_settings`.
 JAX_SETTINGS = (
     *("jax_enable_x64", "jax_default_device", "jax_default_matmul_precision"),
-    *("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_disable_jit"),
     *("jax_default_prng_impl", "jax_threefry_partitionable"),
 )
 # A device has another name in each process.

@@ -113,7 +113,14 @@ class PrivacyBudget:
           ValueError: A number out of range, or a file that is damaged, of another
             format, or of another budget.
           OSError: The file cannot be written. Nothing has been spent.
+          TypeError: The ledger is open: opened anew, one in memory would forget what
+            was charged, and any could get a larger budget.
         """
+        if vars(self):
+            raise TypeError(
+                "This PrivacyBudget is open already, and was left as it is. Make "
+                "another one for other data."
+            )
         _validate.positive(epsilon=epsilon)
         _validate.delta(delta=delta)
         _validate.one_of(COMPOSITIONS, composition=composition)

@@ -137,6 +137,17 @@ def test_an_exception_cannot_tell_that_some_number_is_not_finite() -> None:
             jax.jit(jnp.log)(-1.0)
 
 
+def test_sums_are_taken_with_the_usual_settings_in_every_thread() -> None:
+    def on_sum(x: Any, mask: Any) -> None:
+        assert (jnp.ones((2, 2)) + jnp.ones(2)).shape == (2, 2)
+
+    with jax.numpy_rank_promotion("raise"):
+        for size in (None, 64):  # In one thread, and in several.
+            released(step_of(nv.FullBatch()), PlainEngine(on_sum), max_batch_size=size)
+        with pytest.raises(ValueError, match="rank_promotion"):
+            on_sum(None, None)
+
+
 def test_an_exception_cannot_tell_that_some_number_is_too_small() -> None:
     def on_sum(x: Any, mask: Any) -> None:
         assert np.float64(1e-200) * np.float64(1e-200) == 0.0

@@ -50,6 +50,17 @@ def test_charges_add_up_and_cannot_be_taken_back():
     assert not hasattr(budget, "refund")
 
 
+def test_a_ledger_is_opened_once():
+    """`__init__` forgot what was charged."""
+    budget = PrivacyBudget(1.0, 1e-6)
+    first = charge(budget, 0.25, 2e-7)
+    for epsilon in (1.0, 10.0):
+        with pytest.raises(TypeError, match="open already"):
+            PrivacyBudget.__init__(budget, epsilon, 1e-6)
+    assert budget.charges == (first,)
+    assert budget.epsilon == 1.0
+
+
 @pytest.mark.parametrize("count", [3, 7, 10, 30])
 def test_equal_shares_fit_exactly(count):
     budget = PrivacyBudget(1.0, 1e-6)
