@@ -189,6 +189,21 @@ def test_the_docs_list_every_module_once(repository):
     assert [file for file, times in listed.items() if times != 1] == []
 
 
+# Families are called by their distributions; these are also a kind of column, and a
+# distribution for NumPyro.
+NAMES_OF_FAMILIES = {"Categorical", "PolyaGamma"}
+
+
+def test_a_class_name_has_one_meaning():
+    names = collections.Counter(
+        node.name
+        for file in files()
+        for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, times in names.items() if times > 1} == NAMES_OF_FAMILIES
+
+
 @pytest.mark.parametrize(
     "file", [f for f in files() if f.startswith(("accounting/", "privacy/"))]
 )

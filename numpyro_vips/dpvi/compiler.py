@@ -32,7 +32,7 @@ from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.posterior.kinks import hides_information
 from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.posterior.row_information import Point
-from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, RowInputs
+from numpyro_vips.dpvi.program import DpviProgram, GradientInputs, ProgramOptions
 from numpyro_vips.dpvi.unconstrained_elbo import (
     UnconstrainedElbo,
     may_know_noise,
@@ -244,7 +244,7 @@ def _row_gradients(
         redraw=redraw,
     )
     key = threefry_key(0)
-    inputs = RowInputs(program.initial(key), *program.draws(key, np.int32(0)))
+    inputs = GradientInputs(program.initial(key), *program.draws(key, np.int32(0)))
     shared = jax.eval_shape(program.shared, inputs)
     functions: list[tuple[Any, Any]] = [(found.of_row, program.row)]
     if found.of_pair is not None:

@@ -49,7 +49,7 @@ from numpyro_vips.dpvi.description import (
     on_compared,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
-from numpyro_vips.dpvi.gradients.coordinates import Coordinates, Units
+from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates, Units
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.guides.late_globals import WAITING
@@ -57,9 +57,9 @@ from numpyro_vips.dpvi.iterates import DpviState, for_program, with_drift
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
 from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
-from numpyro_vips.dpvi.program import Perturb, ProgramOptions, RowInputs
+from numpyro_vips.dpvi.program import GradientInputs, Perturb, ProgramOptions
 from numpyro_vips.dpvi.reading import diagnostics_of, posterior_of
-from numpyro_vips.dpvi.row_programs import Place, RowPrograms
+from numpyro_vips.dpvi.row_programs import DpviRowPrograms, Place
 from numpyro_vips.dpvi.step_sizes import DEFAULT_STEPS, default_num_steps, step_sizes
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
@@ -193,7 +193,7 @@ class DpviEngine(Abilities):
                 sizes, 0 if normal_guide is None else normal_guide.rank
             )
         self._optimizer = optimizer
-        self._rows = RowPrograms(self.compiled)
+        self._rows = DpviRowPrograms(self.compiled)
         self._stepped = jit_of_globals(
             functools.partial(stepped, self.compiled, optimizer)
         )
@@ -356,7 +356,9 @@ class DpviEngine(Abilities):
             score=None if noise_aware is None else noise_aware.no_score(dtype),
             coordinates=None
             if first is None or noise_aware is None
-            else Coordinates.of_globals(first.of_prior, noise_aware.silent, dtype),
+            else GradientCoordinates.of_globals(
+                first.of_prior, noise_aware.silent, dtype
+            ),
         )
 
     def bounded_sum(
@@ -633,10 +635,10 @@ class DpviEngine(Abilities):
         norm = math.inf if state.gradient_norm is None else state.gradient_norm
         return Place(self._inputs(state)._replace(variational=at), norm)
 
-    def _inputs(self, state: DpviState) -> RowInputs:
+    def _inputs(self, state: DpviState) -> GradientInputs:
         """Where, and in which coordinates, rows are asked for gradients."""
         key, draws = self.program.draws(state.key, state.step)
-        return RowInputs(state.variational, key, draws, self._units(state))
+        return GradientInputs(state.variational, key, draws, self._units(state))
 
     def _units(self, state: DpviState) -> Units | None:
         """What coordinates are multiplied with in which rows are asked; None where they
@@ -674,7 +676,7 @@ class DpviEngine(Abilities):
 
 
 def _of_rows(state: DpviState, information: Information) -> Information:
-    """See `Coordinates.of_rows`."""
+    """See `GradientCoordinates.of_rows`."""
     if state.coordinates is None:
         return information
     return state.coordinates.of_rows(information)

@@ -36,7 +36,7 @@ Perturb = Literal["location", "all"]
 Draws = Shaped[Array, "particles ..."]
 
 
-class RowInputs(NamedTuple):
+class GradientInputs(NamedTuple):
     """What rows' gradients depend on beside the rows: public, and the same for all.
 
     Attributes:
@@ -209,7 +209,7 @@ class DpviProgram:
         z = self.value(Variational(guide=guide, params=params), draw)
         return self.space.split(z), params
 
-    def shared(self, inputs: RowInputs) -> Shared:
+    def shared(self, inputs: GradientInputs) -> Shared:
         """What the rows of a step need to know, at the step's key and draws."""
         variational, key, draws, units = inputs
         z = self.start

@@ -59,7 +59,7 @@ from numpyro_vips.vips.row_sums.sizes_of_rows import (
     norms_of_rows,
 )
 from numpyro_vips.vips.steps.state import VipsState, as_arrays
-from numpyro_vips.vips.units.feature_units import FeatureColumns
+from numpyro_vips.vips.units.feature_units import FeatureGroup
 from numpyro_vips.vips.units.frames import frames_of
 from numpyro_vips.vips.units.whitening import zero_origins
 
@@ -97,7 +97,7 @@ class RowPrograms:
         program: ConjugateProgram,
         num_rows: int,
         local_steps: int,
-        columns_of_features: Mapping[str, FeatureColumns],
+        columns_of_features: Mapping[str, FeatureGroup],
     ):
         self.program = program
         self.num_rows = num_rows
