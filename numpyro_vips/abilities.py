@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.loops_of_rows import ProgramOfRows
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.facts.loops_of_rows import ProgramOfRows
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
 from numpyro_vips.privacy.releases import Columns, Kept, Together
 
 

@@ -55,9 +55,9 @@ from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
 from numpyro_vips.jax_tools.rounding import check_numbers_that_are_not_finite_are_seen
 from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.loops_of_rows import warning_of_loops
+from numpyro_vips.model.facts.loops_of_rows import warning_of_loops
+from numpyro_vips.model.facts.parameter_ranges import warning_of_chances
 from numpyro_vips.model.max_nonzeros import check_widths
-from numpyro_vips.model.parameter_ranges import warning_of_chances
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
 from numpyro_vips.privacy.secure_random import SecureRandom

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from numpyro_vips.model.axis_labels import AxisLabels
+from numpyro_vips.model.facts.axis_labels import AxisLabels
 
 # Entries of a site that get a row each; of longer ones there is one row for all.
 _MOST_ROWS = 12

@@ -17,7 +17,7 @@ from numpyro_vips.jax_tools.program_constants import (
 )
 from numpyro_vips.jax_tools.separate_rows import row_program
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_centre import global_values, moved_supports
+from numpyro_vips.model.synthetic.prior_centre import global_values, moved_supports
 
 
 def num_particles_of(loss: Trace_ELBO | TraceMeanField_ELBO | None) -> int:

@@ -42,11 +42,11 @@ from numpyro_vips.dpvi.units_of_globals import moderate_scales
 from numpyro_vips.dpvi.units_of_rows import UnitsOfRows
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.model.facts.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.loops_of_rows import ProgramOfRows
-from numpyro_vips.model.prior_centre import units_of_prior
 from numpyro_vips.model.refused_sites import nothing_said
-from numpyro_vips.model.synthetic_rows import with_large_floats
+from numpyro_vips.model.synthetic.prior_centre import units_of_prior
+from numpyro_vips.model.synthetic.synthetic_rows import with_large_floats
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Synthetic rows on which directions of which rows say nothing are looked for.

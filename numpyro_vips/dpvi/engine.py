@@ -65,8 +65,8 @@ from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.facts.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.loops_of_rows import ProgramOfRows
 from numpyro_vips.posterior import Posterior
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (

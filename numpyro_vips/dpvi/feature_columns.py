@@ -34,7 +34,7 @@ from numpyro_vips.jax_tools.row_sums import (
     piece_length,
 )
 from numpyro_vips.jax_tools.separate_rows import over_rows
-from numpyro_vips.model.synthetic_rows import with_large_floats
+from numpyro_vips.model.synthetic.synthetic_rows import with_large_floats
 
 # Differences of two numbers that single precision makes.
 _ROUNDING = 1e-5

@@ -29,7 +29,7 @@ from numpyro_vips.dpvi.row_latents.locals_of_rows import LocalsOfRows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_centre import initial_params
+from numpyro_vips.model.synthetic.prior_centre import initial_params
 
 Perturb = Literal["location", "all"]
 # Numbers, or keys for a user's guide.

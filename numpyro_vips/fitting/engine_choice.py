@@ -8,40 +8,40 @@ from typing import Any, Literal
 from numpyro_vips import _validate
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
-from numpyro_vips.fitting.bounds.norm_parts import NormPart, norm_parts
-from numpyro_vips.fitting.curvature_noise import (
+from numpyro_vips.fitting.advantages.curvature_noise import (
     SHARES,
     curvature_share,
     hides_curvature,
     may_be_left_to_dpvi,
     noise_over_curvature,
 )
-from numpyro_vips.fitting.engine import Engine, EngineSettings
-from numpyro_vips.fitting.group_effects import hides_groups, rows_for_groups
-from numpyro_vips.fitting.marginal_latents import (
+from numpyro_vips.fitting.advantages.group_effects import hides_groups, rows_for_groups
+from numpyro_vips.fitting.advantages.marginal_latents import (
     affords_scores,
     has_cusps,
     is_better_marginal,
     is_left_open,
 )
+from numpyro_vips.fitting.advantages.statistics_about_zero import are_about_zero
+from numpyro_vips.fitting.bounds.norm_parts import NormPart, norm_parts
+from numpyro_vips.fitting.engine import Engine, EngineSettings
 from numpyro_vips.fitting.schedule import plan_steps
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
-from numpyro_vips.fitting.statistics_about_zero import are_about_zero
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.program_digests import digest_of_programs
 from numpyro_vips.jax_tools.user_lines import line_of_error
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
-from numpyro_vips.model.exposures import exposures
-from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.model.loops_of_rows import (
+from numpyro_vips.model.facts.axis_labels import AxisLabels, axis_labels
+from numpyro_vips.model.facts.exposures import exposures
+from numpyro_vips.model.facts.loops_of_rows import (
     ProgramOfRows,
     loops_until_rows_stop,
     program_of_model,
 )
-from numpyro_vips.model.parameter_ranges import chances_out_of_range
+from numpyro_vips.model.facts.parameter_ranges import chances_out_of_range
+from numpyro_vips.model.graph import ModelGraph, build_graph
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
 from numpyro_vips.vips.description import can_be_summed_out

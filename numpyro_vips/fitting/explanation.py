@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from numpyro_vips.fitting.advantages.curvature_noise import HIDDEN
 from numpyro_vips.fitting.bounds.norm_histogram import THRESHOLD
 from numpyro_vips.fitting.bounds.prior_norms import rows_in_place
-from numpyro_vips.fitting.curvature_noise import HIDDEN
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.schedule_options import ScheduleOptions

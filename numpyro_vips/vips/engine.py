@@ -21,8 +21,8 @@ from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.simulated_rows import RowSimulator
-from numpyro_vips.model.synthetic_rows import synthetic_rows
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
+from numpyro_vips.model.synthetic.synthetic_rows import synthetic_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     COVARIATES,

@@ -56,8 +56,11 @@ from numpyro_vips.model.log_density import (
     row_log_density,
     site_log_density,
 )
-from numpyro_vips.model.prior_centre import initial_params
-from numpyro_vips.model.synthetic_rows import synthetic_latents, synthetic_rows
+from numpyro_vips.model.synthetic.prior_centre import initial_params
+from numpyro_vips.model.synthetic.synthetic_rows import (
+    synthetic_latents,
+    synthetic_rows,
+)
 from numpyro_vips.model.trace import site_outputs
 from numpyro_vips.vips.compile.certificate import row_and_validity
 from numpyro_vips.vips.e_step.e_step import DEFAULT_LOCAL_SWEEPS, local_factors

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Shaped
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Slot, Term
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.jax_tools.double_precision import trace_in_double
-from numpyro_vips.model.synthetic_rows import synthetic_latents
+from numpyro_vips.model.synthetic.synthetic_rows import synthetic_latents
 from numpyro_vips.vips.compile.certificate import point_moments
 from numpyro_vips.vips.program.expectations import natural_parameters
 from numpyro_vips.vips.program.named_arrays import MomentsByFactor, Numbers, Values

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
 from numpyro_vips.vips.corrections.clipping_bias import without_clipping
 from numpyro_vips.vips.corrections.missing_information import load_optimizers, observed
 from numpyro_vips.vips.corrections.row_simulation import FEWEST_SIMULATED, RowSimulation

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from numpyro_vips.jax_tools.row_sums import ZERO_ROWS, equal_chunks
-from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.program.named_arrays import ByStatistic, MomentsByFactor, Rows
 from numpyro_vips.vips.row_sums.covariates import Covariates

@@ -21,7 +21,7 @@ from numpyro_vips.jax_tools.row_sums import (
 )
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
 from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.vips.e_step.evidence_bound import row_bound
 from numpyro_vips.vips.program.expectations import (
