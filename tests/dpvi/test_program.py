@@ -9,11 +9,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 from _models import graph_of
 from numpyro.distributions import constraints
 from numpyro.infer import Trace_ELBO
 
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.program import DpviProgram, GradientInputs, unconstrained_params
 from numpyro_vips.errors import UnsafeModelError
 
@@ -36,7 +36,7 @@ def guide(y: Any) -> None:
 
 
 def program_of(**settings: Any) -> DpviProgram:
-    return DpviEngine(graph_of(model, (Y,))[1], **settings).program
+    return engine_of_graph(graph_of(model, (Y,))[1], **settings).program
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 from _fits import fit_to
 from _models import graph_of
 
@@ -128,7 +129,7 @@ def rows(num_rows: int = NUM_ROWS) -> tuple[np.ndarray, ...]:
 
 
 def engine_of(fn: Any) -> DpviEngine:
-    return DpviEngine(graph_of(fn, rows())[1])
+    return engine_of_graph(graph_of(fn, rows())[1])
 
 
 @pytest.mark.thorough_with("crossed_with_others*", "log_of*", "slopes*")

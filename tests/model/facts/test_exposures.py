@@ -10,10 +10,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 from _fits import vi_of
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting.bounds.norm_parts import norm_parts
 from numpyro_vips.fitting.bounds.seen_norms import UNBALANCED, UNBALANCED_EXPOSED
 from numpyro_vips.model.arguments import bind_arguments
@@ -70,7 +70,7 @@ def test_a_rate_doubles_with_its_exposure(
     private = nv.private(model, unit="rows")
     graph = build_graph(private, bind_arguments(private, (T, X, D), {}))
     assert exposures(graph) == found
-    (part, *_) = norm_parts(DpviEngine(graph), graph)
+    (part, *_) = norm_parts(engine_of_graph(graph), graph)
     assert part.unbalanced == (UNBALANCED_EXPOSED if found else UNBALANCED)
 
 

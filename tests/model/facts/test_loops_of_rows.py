@@ -9,10 +9,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 from numpyro.distributions import constraints
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.facts.loops_of_rows import (
     loops_until_rows_stop,
@@ -124,7 +124,7 @@ def programs_of(kind: Any) -> Any:
 
     graph = graph_of(model, Y, Y)
     assert not loops_until_rows_stop(program_of_model(graph))
-    return DpviEngine(graph).programs_of_rows
+    return engine_of_graph(graph).programs_of_rows
 
 
 def test_loops_in_densities_are_told_of():
@@ -167,5 +167,5 @@ def test_loops_in_a_guide_are_told_of():
             seen = jax.vmap(turns)(jnp.abs(y))
             numpyro.sample("z", dist.Normal(slope * seen, 1.0))
 
-    (program,) = DpviEngine(graph_of(model, Y), guide=guide).programs_of_rows
+    (program,) = engine_of_graph(graph_of(model, Y), guide=guide).programs_of_rows
     assert loops_until_rows_stop(program)
