@@ -28,6 +28,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Origin,
     is_public,
 )
+from numpyro_vips.errors import quoted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,7 +193,7 @@ def _form_of_entries(shape: tuple[int, ...], entries: Entries) -> Form:
 
 def names_of(latents: set[str]) -> str:
     """Latents as error messages list them."""
-    return ", ".join(repr(name) for name in sorted(latents)) or "constants"
+    return quoted(sorted(latents), "constants")
 
 
 # A rule returns one value, or a list of them where its primitive has several results.

@@ -164,7 +164,7 @@ def _interpreted(
         checks += more
         latents |= {latent.name: latent for latent in auxiliaries}
         if is_checked(output):
-            checks.append(observed_part(site, output))
+            checks.append(observed_part(output))
     for name, latent in latents.items():
         if latent.states is None or latent.role != "local" or latent.family is not None:
             continue

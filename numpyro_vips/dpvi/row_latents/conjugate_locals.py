@@ -151,7 +151,7 @@ class ConjugateLocals:
         def rest(
             latents: Mapping[str, Any],
         ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-            given = _given(graph, row, latents, params, self.solved)
+            given = _given(row, latents, params, self.solved)
             if self.sums_by_messages:
                 return _log_sum(program, given, self._sweeps)
             fixed = jax.lax.stop_gradient(given)
@@ -208,7 +208,7 @@ class ConjugateLocals:
         def compiled(
             row: Any, latents: Any
         ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-            given = _given(graph, row, latents, params, self.solved)
+            given = _given(row, latents, params, self.solved)
             locals_ = {name: latents[name] for name in self.solved}
             return row_and_validity(program, given, locals_)
 
@@ -312,7 +312,6 @@ def _sites_with(graph: ModelGraph, solved: Collection[str]) -> list[str]:
 
 
 def _given(
-    graph: ModelGraph,
     row: Mapping[str, Any],
     latents: Mapping[str, Any],
     params: Mapping[str, Any],
@@ -344,7 +343,6 @@ def _given_globals(
     given = {
         name: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
         for name, x in _given(
-            graph,
             row,
             latents,
             jax.tree.map(lambda x: _abstract(x.shape, x.dtype), params),

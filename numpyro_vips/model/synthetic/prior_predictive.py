@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
 
+from numpyro_vips.errors import quoted
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.random_keys import FAITHFUL
@@ -377,5 +378,5 @@ def _described(graph: ModelGraph, name: str) -> str:
         kind = site.support
         details.append(f"support {type(kind).__name__.strip('_')}")
     if needed:
-        details.append(f"arguments {', '.join(map(repr, sorted(needed)))}")
+        details.append(f"arguments {quoted(sorted(needed))}")
     return f"{name!r} ({'; '.join(details)})"
