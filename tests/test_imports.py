@@ -138,6 +138,11 @@ def test_every_module_has_a_place():
     assert set(ORDER) == {place_of(file) for file in files()} - {None}
 
 
+def test_no_folder_has_too_many_modules_to_look_through():
+    folders = collections.Counter(file.rpartition("/")[0] for file in files())
+    assert folders.most_common(1)[0][1] <= 25, folders.most_common(3)
+
+
 @pytest.mark.parametrize("place", ORDER)
 def test_a_place_imports_only_from_those_below_it(place):
     height = {name: -i for i, name in enumerate(ORDER)}
@@ -244,6 +249,7 @@ TESTED_ELSEWHERE = {
     "dpvi/posterior/row_matrices.py": "by sums, posterior/test_row_information.py",
     "fitting/engine.py": "a protocol without code",
     "fitting/plan.py": "by what explain says, fitting/test_explanation.py",
+    "fitting/prepare.py": "fitting/test_engine_choice.py, test_prepared_fits.py",
     "fitting/schedule_options.py": "by what they plan, fitting/test_schedule.py",
     "model/references/code_references.py": "model/references/test_references.py",
     "model/max_nonzeros.py": "by arguments with widths, model/test_arguments.py",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from numpyro_vips.fitting.bounds.prior_norms import rows_in_place
-from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.prepare import PreparedFit
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step

@@ -200,7 +200,7 @@ def test_fixed_noise_says_what_the_budget_says_that_affords_it() -> None:
     args = table()
     vi = fit_of()
     prepared, _ = vi._prepare_fit(args, {})
-    of_budget = prepared.curvature_noise
+    of_budget = prepared.choice.curvature_noise
     priced = vi._price(fit_of(engine="vips")._prepare_fit(args, {})[0].steps)
     noise = priced.steps[-1].noise_multiplier
     num_steps = sum(not step.is_aside for step in priced.steps)

@@ -12,7 +12,7 @@ from _engine_choice import advantage_of
 from _fits import vi_of
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.prepare import PreparedFit
 
 pytestmark = pytest.mark.usefixtures("own_prepared_fits")
 

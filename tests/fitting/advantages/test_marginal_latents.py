@@ -16,7 +16,7 @@ from numpyro_vips.fitting.advantages.marginal_latents import (
     ROWS_PER_NOISE,
     affords_scores,
 )
-from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.prepare import PreparedFit
 
 ROWS = 1000
 
