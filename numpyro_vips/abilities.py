@@ -66,7 +66,7 @@ class ClippingNorms(Protocol):
         edges: Mapping[str, jax.Array],
         row_keys: np.ndarray | None = None,
     ) -> Mapping[str, Any]:
-        """In how many of a chunk's rows each norm lies in which bin, not yet private.
+        """The number of a chunk's rows in each bin of every norm, not yet private.
 
         Args:
           state: The state before the step.
@@ -161,7 +161,7 @@ class ColumnUnits(Protocol):
         *,
         edges: Mapping[str, jax.Array],
     ) -> Mapping[str, Any]:
-        """In how many of a chunk's rows each column lies in which bin, not yet private.
+        """The number of a chunk's rows in each bin of every column, not yet private.
 
         Args:
           state, rows, mask: See `norm_counts`.

@@ -59,7 +59,7 @@ _CURVED_ROWS = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FirstCoordinates:
-    """In which coordinates gradients are taken until a pilot has found others.
+    """The coordinates in which gradients are taken until a pilot has found others.
 
     Attributes:
       of_prior: What they are multiplied with to give the globals that rows depend on,
@@ -431,7 +431,7 @@ def _columns(
 def _silent(
     elbo: UnconstrainedElbo, traced: jex_core.ClosedJaxpr, read: UnconstrainedSpace
 ) -> SilentDirections:
-    """See `silent_directions`."""
+    """Directions in which synthetic rows have no gradient; see `silent_directions`."""
     return silent_directions(
         elbo.of_row,
         traced,

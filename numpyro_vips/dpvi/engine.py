@@ -273,7 +273,7 @@ class DpviEngine(Abilities):
         )
 
     def stretched(self, state: DpviState) -> Mapping[str, float]:
-        """By what gradients, and their squares, are longer in new coordinates."""
+        """By block, the factor by which its norms grow in the new coordinates."""
         if state.coordinates is None:
             return {}
         growth = float(state.coordinates.growth)
@@ -523,7 +523,7 @@ class DpviEngine(Abilities):
         edges: Mapping[str, Float64[Array, " _edges"]],
         row_keys: UInt32[np.ndarray, "rows 2"] | None = None,
     ) -> Mapping[str, Any]:
-        """In how many of the chunk's rows each norm lies in which bin, not yet private.
+        """The number of the chunk's rows in each bin of every norm, not yet private.
 
         See `abilities.ClippingNorms.norm_counts`.
         """
@@ -546,8 +546,8 @@ class DpviEngine(Abilities):
         *,
         edges: Mapping[str, Float64[Array, " _edges"]],
     ) -> Mapping[str, Any]:
-        """In how many of the chunk's rows each feature lies in which bin, not yet
-        private; see `abilities.ColumnUnits.column_counts`.
+        """The number of the chunk's rows in each bin of every feature, not yet private;
+        see `abilities.ColumnUnits.column_counts`.
 
         It depends on the rows alone, not on the state.
         """
@@ -656,7 +656,7 @@ class DpviEngine(Abilities):
 
 
 def _of_rows(state: DpviState, information: Information) -> Information:
-    """See `GradientCoordinates.of_rows`."""
+    """A released matrix without what is noise for certain; see `of_rows`."""
     if state.coordinates is None:
         return information
     return state.coordinates.of_rows(information)

@@ -120,7 +120,7 @@ class DpviRowPrograms:
         row_keys: UInt32[Array, "rows 2"] | None,
         parts: tuple[tuple[str, tuple[str, ...]], ...],
     ) -> dict[str, Float[Array, " _bins"]]:
-        """In how many of the rows each norm lies in which bin, not yet private."""
+        """The number of rows in each bin of every norm, not yet private."""
         norms = self._norms(inputs, rows, row_keys)
         return counts_of_parts(norms, mask, parts, edges)
 
@@ -152,7 +152,7 @@ class DpviRowPrograms:
         mask: Bool[Array, " rows"],
         edges: Mapping[str, Float[Array, " _edges"]],
     ) -> dict[str, Float[Array, "_columns _bins"]]:
-        """See `FeatureColumns.counts`."""
+        """The number of rows in each bin of every feature, not yet private."""
         first, program = self._compiled.first_coordinates, self._compiled.program
         assert first is not None
         place, rows = program.space.split(program.start), self._as_traced(rows)

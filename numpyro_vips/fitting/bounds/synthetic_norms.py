@@ -120,7 +120,7 @@ Norms = Mapping[str, np.ndarray]
 
 
 def _number_seen(norms: Norms) -> int:
-    """Of how many blocks some row has a norm above zero."""
+    """The number of blocks of which some row has a norm above zero."""
     return sum(bool(np.any(of > 0)) for of in norms.values())
 
 

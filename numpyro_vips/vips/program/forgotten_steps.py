@@ -152,7 +152,7 @@ def _start_apart(graph: ModelGraph, components: Iterable[Set[tuple[str, int]]]) 
 
 
 def num_waiting(num_steps: int) -> int:
-    """In how many of a fit's first steps the globals that wait are not updated."""
+    """The number of a fit's first steps in which globals that wait are not updated."""
     return math.floor(WAITING * num_steps)
 
 

@@ -200,7 +200,7 @@ class RowPrograms:
 
     @functools.cached_property
     def additions(self) -> Mapping[str, int]:
-        """See `scattered.additions_of_rows`."""
+        """By statistic, how many numbers of a row are added to an entry at most."""
         return additions_of_rows(self.program)
 
     @functools.cached_property
@@ -339,7 +339,7 @@ class RowPrograms:
         parts: NormParts,
         in_any_state: bool,
     ) -> dict[str, Float[Array | np.ndarray, " _bins"]]:
-        """In how many rows each part's norm lies in which bin, not yet private.
+        """The number of rows in each bin of every part's norm, not yet private.
 
         If there is a program that counts these parts and others, it is asked, and the
         others are left out: to compile one more takes longer than to count more.
