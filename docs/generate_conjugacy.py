@@ -312,7 +312,7 @@ def _bounded(
 def bounds() -> str:
     """The table of bounds for logistic likelihoods."""
     lines = ["| `augmentation=` | auxiliary | source |", "|---|---|---|"]
-    logits, one = forms.latent("latent", (), signed=True), forms.as_form(1.0)
+    logits, one = forms.latent("latent", (), signed=True), forms.number(1.0)
     for name, bound in logistic_bounds.REGISTRY.items():
         _, auxiliaries = augmented(
             functools.partial(_bounded, bound, logits, one), "site", "local", {}

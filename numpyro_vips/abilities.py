@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.loops_of_rows import ProgramOfRows
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.facts.loops_of_rows import ProgramOfRows
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
 from numpyro_vips.privacy.releases import Columns, Kept, Together
 
 
@@ -66,7 +66,7 @@ class ClippingNorms(Protocol):
         edges: Mapping[str, jax.Array],
         row_keys: np.ndarray | None = None,
     ) -> Mapping[str, Any]:
-        """In how many of a chunk's rows each norm lies in which bin, not yet private.
+        """The number of a chunk's rows in each bin of every norm, not yet private.
 
         Args:
           state: The state before the step.
@@ -161,7 +161,7 @@ class ColumnUnits(Protocol):
         *,
         edges: Mapping[str, jax.Array],
     ) -> Mapping[str, Any]:
-        """In how many of a chunk's rows each column lies in which bin, not yet private.
+        """The number of a chunk's rows in each bin of every column, not yet private.
 
         Args:
           state, rows, mask: See `norm_counts`.

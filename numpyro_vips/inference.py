@@ -25,15 +25,12 @@ from numpyro_vips.fitting.checkpoint import (
     opened,
     priced_by_first,
 )
-from numpyro_vips.fitting.engine_choice import (
-    EngineChoice,
-    PreparedFit,
-    as_engine_choice,
-)
+from numpyro_vips.fitting.engine_choice import EngineChoice, as_engine_choice
 from numpyro_vips.fitting.explanation import with_number_of_rows
 from numpyro_vips.fitting.fit_loop import FitLoop
 from numpyro_vips.fitting.paid_warnings import shown_not_raised
 from numpyro_vips.fitting.plan import Plan
+from numpyro_vips.fitting.prepare import PreparedFit
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import (
     BudgetShare,
@@ -55,10 +52,10 @@ from numpyro_vips.jax_tools.entry_points import computing
 from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
 from numpyro_vips.jax_tools.rounding import check_numbers_that_are_not_finite_are_seen
 from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.loops_of_rows import warning_of_loops
+from numpyro_vips.model.facts.loops_of_rows import warning_of_loops
+from numpyro_vips.model.facts.parameter_ranges import warning_of_chances
 from numpyro_vips.model.max_nonzeros import check_widths
-from numpyro_vips.model.parameter_ranges import warning_of_chances
-from numpyro_vips.privacy.budget import PrivacyBudget
+from numpyro_vips.privacy.budget import PrivacyBudget, check_is_budget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.result import PrivateVIResult
@@ -192,11 +189,7 @@ class PrivateVI:
         insecure_seed: int | None = None,
     ) -> None:
         check_marked(model)
-        if not isinstance(budget, PrivacyBudget):
-            raise TypeError(
-                f"Expected budget to be a PrivacyBudget, got {type(budget).__name__}. "
-                "Use PrivacyBudget(epsilon=..., delta=...)."
-            )
+        check_is_budget(budget)
         if across is not None and (
             isinstance(across, type) or not isinstance(across, Across)
         ):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numpyro_vips.errors import did_you_mean, quoted
-from numpyro_vips.model.axis_labels import AxisLabels
+from numpyro_vips.model.facts.axis_labels import AxisLabels
 
 if TYPE_CHECKING:
     import xarray

@@ -17,7 +17,7 @@ from numpyro_vips import _html, _validate, result_file
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.entry_points import computing
 from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.axis_labels import AxisLabels
+from numpyro_vips.model.facts.axis_labels import AxisLabels
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.named_draws import named_dataset
 from numpyro_vips.posterior import MeanAndStddev, Posterior

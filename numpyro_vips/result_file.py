@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.errors import quoted
-from numpyro_vips.model.axis_labels import AxisLabels
+from numpyro_vips.model.facts.axis_labels import AxisLabels
 from numpyro_vips.posterior import Posterior, registered_posteriors
 from numpyro_vips.privacy.statement import PrivacyStatement
 

@@ -14,7 +14,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from numpyro_vips.model.axis_labels import AxisLabels
+from numpyro_vips.errors import quoted
+from numpyro_vips.model.facts.axis_labels import AxisLabels
 
 # Entries of a site that get a row each; of longer ones there is one row for all.
 _MOST_ROWS = 12
@@ -119,7 +120,7 @@ def on_unheard(heard: Mapping[str, float]) -> Iterable[str]:
     """
     if heard and min(heard.values()) > _UNHEARD:
         yield (
-            f"Noise hides what the rows say of {', '.join(map(repr, heard))}: the "
+            f"Noise hides what the rows say of {quoted(heard)}: the "
             "posterior is about the prior. What helps: columns scaled to about -1 to 1 "
             "by public constants, if they are not yet; more rows, a larger epsilon or "
             "tighter priors."

@@ -1,13 +1,15 @@
 """DPVI's engines of models, which tests share with what the engines have compiled."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 
 from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.options import DpviOptions
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.graph import build_graph
+from numpyro_vips.model.graph import ModelGraph, build_graph
 
 # An engine's programs take tens of megabytes.
 _MOST_KEPT = 8
@@ -16,8 +18,16 @@ _kept: dict[Any, DpviEngine] = {}
 
 def new_engine(model: private, *rows: Any, **settings: Any) -> DpviEngine:
     """An engine that no other test has."""
-    graph = build_graph(model, bind_arguments(model, rows, {}))
-    return DpviEngine(graph, **settings)
+    return engine_of_graph(
+        build_graph(model, bind_arguments(model, rows, {})), **settings
+    )
+
+
+def engine_of_graph(graph: ModelGraph, **settings: Any) -> DpviEngine:
+    """An engine with these settings, of `DPVI` or of the fit."""
+    of_dpvi = {field.name for field in dataclasses.fields(DpviOptions)}
+    options = {name: settings.pop(name) for name in of_dpvi & settings.keys()}
+    return DpviEngine(graph, DpviOptions(**options), **settings)
 
 
 def engine_for(model: private, *rows: Any, **settings: Any) -> DpviEngine:

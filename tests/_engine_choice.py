@@ -3,7 +3,8 @@
 import copy
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.engine_choice import PreparedFit, _advantage
+from numpyro_vips.fitting.engine_choice import _advantage
+from numpyro_vips.fitting.prepare import PreparedFit
 from numpyro_vips.fitting.pricing import noise_of_one_release
 from numpyro_vips.vips.engine import VipsEngine
 
@@ -20,4 +21,6 @@ def advantage_of(prepared: PreparedFit, vi: nv.PrivateVI, num_rows: int) -> str 
     assert isinstance(engine, VipsEngine)
     engine.num_rows = num_rows
     noise = noise_of_one_release(vi.budget, vi.share)
-    return _advantage(engine, vi.schedule_options, noise, prepared.rows_for_groups)
+    return _advantage(
+        engine, vi.schedule_options, noise, prepared.choice.rows_for_groups
+    )

@@ -190,10 +190,10 @@ def without_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Grows by one for every fit that is prepared anew."""
     # Not at the top: modules are imported once the hook above is there.
-    from numpyro_vips.fitting import engine_choice, prepared_fits
+    from numpyro_vips.fitting import prepare, prepared_fits
 
     calls: list[Any] = []
-    prepare_fit = engine_choice.prepare_fit
+    prepare_fit = prepare.prepare_fit
 
     def counted(*args: Any) -> Any:
         calls.append(args)

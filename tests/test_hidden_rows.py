@@ -38,7 +38,7 @@ import scipy.spatial
 from _fits import vi_of
 
 import numpyro_vips as nv
-from numpyro_vips.model import references
+from numpyro_vips.model.references import references
 
 NUM_ROWS = 23
 X = np.linspace(-0.7, 0.7, NUM_ROWS).astype(np.float32)

@@ -19,7 +19,7 @@ GUARDS = [
     *("fitting/test_found_norms.py", "fitting/test_step.py"),
     *("fitting/reducers/test_processes.py", "fitting/test_schedule.py"),
     *("fitting/test_sum_rounding.py", "fitting/reducers/test_tree_sum.py"),
-    *("jax_tools/test_separate_rows.py", "model/test_captured.py"),
+    *("jax_tools/test_separate_rows.py", "model/references/test_captured.py"),
     *("test_hidden_rows.py", "test_leaks.py", "test_rounding.py"),
 ]
 # Of these, what is about how good a fit is; or what `make test` has in another test.

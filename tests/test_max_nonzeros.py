@@ -17,6 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.sparse as sp
+from _dpvi_engines import engine_of_graph
 from _fits import fit_to, vi_of
 from _models import away_from_prior
 from _row_by_row import row_norm, solve_locals
@@ -24,7 +25,6 @@ from numpyro.handlers import mask, scale
 
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.interpreter import entries
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior
 from numpyro_vips.fitting import private_step
 from numpyro_vips.model.arguments import ModelArguments, bind_arguments
@@ -507,7 +507,9 @@ def test_dpvi_gets_rows_with_their_largest_entries() -> None:
     sums = []
     for rows, width in (((x, y), WIDTH), ((kept, y), None)):
         arguments = arguments_of(regression, rows, width)
-        engine = DpviEngine(build_graph(nv.private(regression, unit=UNIT), arguments))
+        engine = engine_of_graph(
+            build_graph(nv.private(regression, unit=UNIT), arguments)
+        )
         state = engine.initial_state(jax.random.key(0))
         sums.append(
             engine.bounded_sum(

@@ -1,14 +1,9 @@
-"""What DPVI cannot do, reported before anything else: options, and models with a
-remedy."""
+"""Models that DPVI cannot run, reported before anything else, with the remedy."""
 
 from typing import Any
 
 import jax.extend.core as jex_core
-import optax
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
-from numpyro_vips import _validate
-from numpyro_vips.dpvi.guides.automatic_guides import FAMILIES
 from numpyro_vips.dpvi.guides.supports import support_to_json
 from numpyro_vips.jax_tools.program_constants import (
     Declared,
@@ -17,58 +12,7 @@ from numpyro_vips.jax_tools.program_constants import (
 )
 from numpyro_vips.jax_tools.separate_rows import row_program
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_centre import global_values, moved_supports
-
-
-def num_particles_of(loss: Trace_ELBO | TraceMeanField_ELBO | None) -> int:
-    """How many draws from the guide a step takes: one, unless a loss says otherwise."""
-    return 1 if loss is None else loss.num_particles
-
-
-def check_options(
-    *,
-    guide: Any = None,
-    optimizer: Any = None,
-    loss: Any = None,
-    perturb: Any = None,
-    averaging: float | None = None,
-) -> None:
-    """Refuses options that DPVI cannot follow, whatever the model.
-
-    Raises:
-      TypeError, ValueError: An option is not as `DPVI` describes.
-    """
-    if guide is not None and not callable(guide):
-        if not isinstance(guide, str):
-            raise TypeError(
-                f"Expected guide to be one of {list(FAMILIES)} or a NumPyro function, "
-                f"got {type(guide).__name__}."
-            )
-        _validate.one_of(FAMILIES, guide=guide)
-    if optimizer is not None and not isinstance(
-        optimizer, optax.GradientTransformation
-    ):
-        raise TypeError(
-            "Expected optimizer to be one of optax, such as optax.adam(0.01), got "
-            f"{type(optimizer).__name__}."
-        )
-    if loss is not None and not isinstance(loss, Trace_ELBO | TraceMeanField_ELBO):
-        raise TypeError(
-            "Expected loss to be numpyro.infer.Trace_ELBO() or TraceMeanField_ELBO(), "
-            f"got {type(loss).__name__}. Other bounds do not split into rows."
-        )
-    num_particles = num_particles_of(loss)
-    _validate.positive_integer(num_particles=num_particles)
-    if perturb is not None:
-        _validate.one_of(("location", "all"), perturb=perturb)
-    if perturb == "location" and num_particles > 1:
-        raise ValueError(
-            f"Expected num_particles={num_particles} to be 1 with "
-            "perturb='location': the guide's gradient can only be rebuilt for a "
-            "single draw. Use perturb='all', or more rows per step."
-        )
-    if averaging is not None:
-        _validate.nonnegative(averaging=averaging)
+from numpyro_vips.model.synthetic.prior_centre import global_values, moved_supports
 
 
 def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:

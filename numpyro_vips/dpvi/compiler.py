@@ -32,7 +32,7 @@ from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.posterior.kinks import hides_information
 from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.posterior.row_information import Point
-from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, RowInputs
+from numpyro_vips.dpvi.program import DpviProgram, GradientInputs, ProgramOptions
 from numpyro_vips.dpvi.unconstrained_elbo import (
     UnconstrainedElbo,
     may_know_noise,
@@ -42,11 +42,11 @@ from numpyro_vips.dpvi.units_of_globals import moderate_scales
 from numpyro_vips.dpvi.units_of_rows import UnitsOfRows
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.model.facts.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.loops_of_rows import ProgramOfRows
-from numpyro_vips.model.prior_centre import units_of_prior
 from numpyro_vips.model.refused_sites import nothing_said
-from numpyro_vips.model.synthetic_rows import with_large_floats
+from numpyro_vips.model.synthetic.prior_centre import units_of_prior
+from numpyro_vips.model.synthetic.synthetic_rows import with_large_floats
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Synthetic rows on which directions of which rows say nothing are looked for.
@@ -59,7 +59,7 @@ _CURVED_ROWS = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FirstCoordinates:
-    """In which coordinates gradients are taken until a pilot has found others.
+    """The coordinates in which gradients are taken until a pilot has found others.
 
     Attributes:
       of_prior: What they are multiplied with to give the globals that rows depend on,
@@ -244,7 +244,7 @@ def _row_gradients(
         redraw=redraw,
     )
     key = threefry_key(0)
-    inputs = RowInputs(program.initial(key), *program.draws(key, np.int32(0)))
+    inputs = GradientInputs(program.initial(key), *program.draws(key, np.int32(0)))
     shared = jax.eval_shape(program.shared, inputs)
     functions: list[tuple[Any, Any]] = [(found.of_row, program.row)]
     if found.of_pair is not None:
@@ -431,7 +431,7 @@ def _columns(
 def _silent(
     elbo: UnconstrainedElbo, traced: jex_core.ClosedJaxpr, read: UnconstrainedSpace
 ) -> SilentDirections:
-    """See `silent_directions`."""
+    """Directions in which synthetic rows have no gradient; see `silent_directions`."""
     return silent_directions(
         elbo.of_row,
         traced,

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from numpyro_vips.dpvi.program import DpviProgram
+from numpyro_vips.errors import quoted
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
@@ -59,14 +60,14 @@ def notes(program: DpviProgram, captured: Iterable[str]) -> Iterable[str]:
     """
     solved = program.locals_of_rows
     if solved is not None and solved.method == "integral":
-        names = ", ".join(map(repr, solved.solved))
+        names = quoted(solved.solved)
         yield (
             f"{names}, which every row has its own of, is integrated out by "
             "Gauss-Hermite quadrature about where the row's density of it lies. "
             "Of a density with several modes far apart a part may be missed."
         )
     if solved is not None and solved.method == "bound":
-        names = ", ".join(map(repr, solved.solved))
+        names = quoted(solved.solved)
         yield (
             f"Of {names}, which every row has its own of, the log density is "
             "replaced by a bound. It is looser the less a row says of them, and "
@@ -75,7 +76,7 @@ def notes(program: DpviProgram, captured: Iterable[str]) -> Iterable[str]:
     late = late_names(program)
     if late and program.options.num_waiting:
         yield (
-            f"{', '.join(map(repr, late))} stay at the prior's centre in the first "
+            f"{quoted(late)} stay at the prior's centre in the first "
             f"{program.options.num_waiting} steps, in which components that could "
             "change places go apart. This costs nothing. Under noise there is a single "
             "start, from which two components may end on the same rows, and no number "
@@ -96,7 +97,7 @@ def notes(program: DpviProgram, captured: Iterable[str]) -> Iterable[str]:
 def on_compared(names: Sequence[str]) -> Iterable[str]:
     """What follows for globals without a gradient; see `compared_globals`."""
     if names:
-        they = ", ".join(map(repr, names))
+        they = quoted(names)
         yield (
             f"DPVI follows gradients, and the log density of a row has none in {they}, "
             "which the model only compares with something, or rounds. So it keeps its "
@@ -138,7 +139,7 @@ def on_hidden(width_ratio: Mapping[str, float]) -> Iterable[str]:
     hidden = [name for name, ratio in width_ratio.items() if ratio > _MOST_WIDENED]
     if hidden:
         yield (
-            f"Noise makes the intervals of {', '.join(map(repr, hidden))} up to "
+            f"Noise makes the intervals of {quoted(hidden)} up to "
             f"{max(width_ratio.values()):.0f} times as wide as the rows alone would. "
             "Over such a width the approximation behind the posterior may not hold: "
             "other globals, scales above all, may be off by more than their intervals "
@@ -150,8 +151,3 @@ def late_names(program: DpviProgram) -> list[str]:
     """Names of the globals that wait in the first steps, in the guide's order."""
     parts = program.space.split(program.is_late)
     return [name for name, part in parts.items() if part.any()]
-
-
-def describe_sparse_rows(name: str) -> str:
-    """How an argument whose rows store few entries is worked on."""
-    return ". DPVI makes the row dense again"

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
+from numpyro_vips.errors import quoted
+
 _MOST_BLOCKS = 8
 # With fewer blocks than these a stretch is no longer late in the run.
 _FEWEST_BLOCKS = 4
@@ -223,7 +225,7 @@ def _on_moving(
         )
     text = (
         f"The fit has not converged: after {num_steps} steps "
-        f"{', '.join(map(repr, names))} still drifted, "
+        f"{quoted(names)} still drifted, "
         f"by more than {'the noise explains' if is_private else 'they fluctuate'} "
         f"(R̂ up to {r_hat:.3g}, above {limit}). Means may be off by more than their "
         "intervals say. "
@@ -242,7 +244,7 @@ def _on_wild(
     """What is said of a fit whose iterates are far from their average."""
     text = (
         f"The fit has not converged: after {num_steps} steps "
-        f"{', '.join(map(repr, names))} went to and fro by up to "
+        f"{quoted(names)} went to and fro by up to "
         f"{fluctuation:.3g} standard deviations of the posterior."
     )
     if not is_private:
@@ -262,7 +264,7 @@ def _on_far(
     """What is said of a posterior whose mean is far from where rows were asked."""
     return (
         f"The fit has not converged: after {num_steps} steps the posterior's "
-        f"mean of {', '.join(map(repr, names))} lies up to "
+        f"mean of {quoted(names)} lies up to "
         f"{distance:.3g} of its standard deviations from the "
         "average of the iterates, at which it was computed. So far away it may be "
         "wrong, and scales more so. What helps: "

@@ -28,45 +28,43 @@ get no noise at all, for nothing about them is released.
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float, Float64, PRNGKeyArray, Shaped, UInt32
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import TraceMeanField_ELBO
 
 from numpyro_vips.abilities import Abilities
-from numpyro_vips.dpvi.checks import not_supported, num_particles_of
+from numpyro_vips.dpvi.checks import not_supported
 from numpyro_vips.dpvi.compiler import compile_model
 from numpyro_vips.dpvi.description import (
     describe_site,
-    describe_sparse_rows,
     describe_statistics,
     notes,
     on_compared,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
-from numpyro_vips.dpvi.gradients.coordinates import Coordinates, Units
+from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates, Units
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
-from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.guides.late_globals import WAITING
 from numpyro_vips.dpvi.iterates import DpviState, for_program, with_drift
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
+from numpyro_vips.dpvi.options import DpviOptions
 from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
-from numpyro_vips.dpvi.program import Perturb, ProgramOptions, RowInputs
+from numpyro_vips.dpvi.program import GradientInputs, ProgramOptions
 from numpyro_vips.dpvi.reading import diagnostics_of, posterior_of
-from numpyro_vips.dpvi.row_programs import Place, RowPrograms
+from numpyro_vips.dpvi.row_programs import DpviRowPrograms, Place
 from numpyro_vips.dpvi.step_sizes import DEFAULT_STEPS, default_num_steps, step_sizes
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.facts.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.loops_of_rows import ProgramOfRows
 from numpyro_vips.posterior import Posterior
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
@@ -110,13 +108,8 @@ class DpviEngine(Abilities):
     def __init__(
         self,
         graph: ModelGraph,
+        options: DpviOptions,
         *,
-        guide: GuideFamily | Callable[..., Any] | None = None,
-        optimizer: optax.GradientTransformation | None = None,
-        loss: Trace_ELBO | TraceMeanField_ELBO | None = None,
-        perturb: Perturb | None = None,
-        averaging: float | None = 3.0,
-        local_steps: int | None = None,
         num_steps: int | None = None,
         until_converged: bool = False,
         has_norms: bool = False,
@@ -124,30 +117,14 @@ class DpviEngine(Abilities):
         """Traces the model on a single synthetic row; no private value is read.
 
         Args:
-          graph: The model. What follows are the options of `DPVI`, which checks them.
-          guide: `"mean_field"`, `"full_rank"` or `"low_rank"` for a Normal on the
-            unconstrained globals, or a NumPyro function, see `user_guides.py`. By
-            default `"full_rank"` where `until_converged` finds it by Newton's method,
-            else `"mean_field"`.
-          optimizer: Any optax optimiser, for the negative ELBO divided by the public
-            number of rows. By default `noisy_adam`.
-          loss: NumPyro's `Trace_ELBO` or `TraceMeanField_ELBO`, the second of which
-            takes Kullback-Leibler divergences in closed form where there is one. It
-            says how many draws from the guide there are per step, by default 1. From
-            an average over several nothing can be rebuilt, so they need
-            `perturb="all"`.
-          perturb: Which gradient is released; see the module's docstring. By default
-            `"location"`, and `"all"` with several particles.
-          averaging: The posterior is the average of the iterates with weights close
-            to t^averaging (Shamir and Zhang, 2013), so that early ones fade without a
-            horizon to be fixed beforehand. None keeps the last iterate.
-          local_steps: Sweeps over the latents of a row, where the conjugacy layer
-            solves for them.
+          graph: The model.
+          options: How the caller wants it to be fitted, see `DPVI`.
           num_steps: Number of steps, if the caller fixed it. Late globals wait for a
             part of them.
           until_converged: Whether the fit is without noise and free to run until it has
             converged. With few globals, no parameters beside them and no settings that
-            say how to go, this is by Newton's method, see `without_noise.py`.
+            say how to go, this is by Newton's method, see `without_noise.py`, and finds
+            a full-rank guide.
           has_norms: Whether the caller gave clipping norms. Gradients then stay in the
             globals' own units.
 
@@ -155,26 +132,27 @@ class DpviEngine(Abilities):
           UnsafeModelError: For the reason that `not_supported` or
             `find_locals_of_rows` gives, or because the guide does not fit the model.
         """
-        num_particles = num_particles_of(loss)
+        guide, optimizer, loss = options.guide, options.optimizer, options.loss
+        perturb = options.perturb
         if perturb is None:
-            perturb = "location" if num_particles == 1 else "all"
+            # From an average over several draws nothing can be rebuilt.
+            perturb = "location" if options.num_particles == 1 else "all"
         reason = not_supported(graph, has_guide=callable(guide))
         if reason is not None:
             raise UnsafeModelError(reason)
         takes_newton_steps = (
             until_converged
             and (guide is None or guide in ("mean_field", "full_rank"))
-            and (optimizer, loss) == (None, None)
-            and (num_particles, perturb) == (1, "location")
+            and (optimizer, loss, perturb) == (None, None, "location")
             and may_take_newton_steps(graph)
         )
         if guide is None:
             guide = "full_rank" if takes_newton_steps else "mean_field"
         num_planned = num_steps or DEFAULT_STEPS
-        options = ProgramOptions(
-            num_particles=num_particles,
+        settings = ProgramOptions(
+            num_particles=options.num_particles,
             perturb=perturb,
-            averaging=averaging,
+            averaging=options.averaging,
             is_analytic=isinstance(loss, TraceMeanField_ELBO),
             has_own_optimizer=optimizer is not None,
             has_norms=has_norms,
@@ -183,7 +161,9 @@ class DpviEngine(Abilities):
             num_approaching=math.ceil(APPROACH * num_planned),
         )
         self._num_before_redrawing = math.ceil(REDRAWN_AFTER * num_planned)
-        self.compiled = compile_model(graph, guide, options, local_steps=local_steps)
+        self.compiled = compile_model(
+            graph, guide, settings, local_steps=options.local_steps
+        )
         self.program = self.compiled.program
         self.space = self.program.space
         if optimizer is None:
@@ -193,7 +173,7 @@ class DpviEngine(Abilities):
                 sizes, 0 if normal_guide is None else normal_guide.rank
             )
         self._optimizer = optimizer
-        self._rows = RowPrograms(self.compiled)
+        self._rows = DpviRowPrograms(self.compiled)
         self._stepped = jit_of_globals(
             functools.partial(stepped, self.compiled, optimizer)
         )
@@ -293,7 +273,7 @@ class DpviEngine(Abilities):
         )
 
     def stretched(self, state: DpviState) -> Mapping[str, float]:
-        """By what gradients, and their squares, are longer in new coordinates."""
+        """By block, the factor by which its norms grow in the new coordinates."""
         if state.coordinates is None:
             return {}
         growth = float(state.coordinates.growth)
@@ -356,7 +336,9 @@ class DpviEngine(Abilities):
             score=None if noise_aware is None else noise_aware.no_score(dtype),
             coordinates=None
             if first is None or noise_aware is None
-            else Coordinates.of_globals(first.of_prior, noise_aware.silent, dtype),
+            else GradientCoordinates.of_globals(
+                first.of_prior, noise_aware.silent, dtype
+            ),
         )
 
     def bounded_sum(
@@ -541,7 +523,7 @@ class DpviEngine(Abilities):
         edges: Mapping[str, Float64[Array, " _edges"]],
         row_keys: UInt32[np.ndarray, "rows 2"] | None = None,
     ) -> Mapping[str, Any]:
-        """In how many of the chunk's rows each norm lies in which bin, not yet private.
+        """The number of the chunk's rows in each bin of every norm, not yet private.
 
         See `abilities.ClippingNorms.norm_counts`.
         """
@@ -564,8 +546,8 @@ class DpviEngine(Abilities):
         *,
         edges: Mapping[str, Float64[Array, " _edges"]],
     ) -> Mapping[str, Any]:
-        """In how many of the chunk's rows each feature lies in which bin, not yet
-        private; see `abilities.ColumnUnits.column_counts`.
+        """The number of the chunk's rows in each bin of every feature, not yet private;
+        see `abilities.ColumnUnits.column_counts`.
 
         It depends on the rows alone, not on the state.
         """
@@ -633,10 +615,10 @@ class DpviEngine(Abilities):
         norm = math.inf if state.gradient_norm is None else state.gradient_norm
         return Place(self._inputs(state)._replace(variational=at), norm)
 
-    def _inputs(self, state: DpviState) -> RowInputs:
+    def _inputs(self, state: DpviState) -> GradientInputs:
         """Where, and in which coordinates, rows are asked for gradients."""
         key, draws = self.program.draws(state.key, state.step)
-        return RowInputs(state.variational, key, draws, self._units(state))
+        return GradientInputs(state.variational, key, draws, self._units(state))
 
     def _units(self, state: DpviState) -> Units | None:
         """What coordinates are multiplied with in which rows are asked; None where they
@@ -670,11 +652,11 @@ class DpviEngine(Abilities):
 
     def describe_sparse_rows(self, name: str) -> str:
         """How a sparse argument is worked on, as the end of a sentence."""
-        return describe_sparse_rows(name)
+        return ". DPVI makes the row dense again"
 
 
 def _of_rows(state: DpviState, information: Information) -> Information:
-    """See `Coordinates.of_rows`."""
+    """A released matrix without what is noise for certain; see `of_rows`."""
     if state.coordinates is None:
         return information
     return state.coordinates.of_rows(information)

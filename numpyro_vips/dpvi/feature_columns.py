@@ -34,7 +34,7 @@ from numpyro_vips.jax_tools.row_sums import (
     piece_length,
 )
 from numpyro_vips.jax_tools.separate_rows import over_rows
-from numpyro_vips.model.synthetic_rows import with_large_floats
+from numpyro_vips.model.synthetic.synthetic_rows import with_large_floats
 
 # Differences of two numbers that single precision makes.
 _ROUNDING = 1e-5
@@ -104,7 +104,7 @@ class FeatureColumns:
         mask: Bool[Array, " rows"],
         edges: Float[Array, " _edges"],
     ) -> Float[Array, "_columns _bins"]:
-        """In how many rows each column's entry lies in which bin; not yet private.
+        """The number of rows in each bin of every column; not yet private.
 
         A row's bins are its own, whatever other rows hold. An entry that is not finite
         is in none.
@@ -134,7 +134,7 @@ class FeatureColumns:
     def units(
         self, sizes: Float64[np.ndarray, " _columns"]
     ) -> Float64[np.ndarray, " read"]:
-        """By how much the units of globals are longer, once columns' sizes are known.
+        """Units of globals once columns' sizes are known, in multiples of those before.
 
         A narrow prior may be that of somebody who knows how large the feature is. So it
         is the unit of one, or of a wide prior, that becomes as many times shorter.

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float64, Int, PRNGKeyArray
 
 from numpyro_vips.dpvi.drift import Drift, diagnostics_of
-from numpyro_vips.dpvi.gradients.coordinates import Coordinates
+from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates
 from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
@@ -77,7 +77,7 @@ class DpviState(NamedTuple):
     is_noisy: bool = False
     diagnostics: Mapping[str, Any] | None = None
     score: RunningScore | None = None
-    coordinates: Coordinates | None = None
+    coordinates: GradientCoordinates | None = None
     column_units: Float64[np.ndarray, " read"] | None = None
     pilot: Information | None = None
     second: SecondMoments | None = None

@@ -8,7 +8,7 @@ in which rows' gradients are taken.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,18 +25,18 @@ from numpyro_vips.dpvi.guides.public_ranges import PublicRanges
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.guides.user_guides import UserGuide
 from numpyro_vips.dpvi.iterates import Variational
+from numpyro_vips.dpvi.options import Perturb
 from numpyro_vips.dpvi.row_latents.locals_of_rows import LocalsOfRows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_centre import initial_params
+from numpyro_vips.model.synthetic.prior_centre import initial_params
 
-Perturb = Literal["location", "all"]
 # Numbers, or keys for a user's guide.
 Draws = Shaped[Array, "particles ..."]
 
 
-class RowInputs(NamedTuple):
+class GradientInputs(NamedTuple):
     """What rows' gradients depend on beside the rows: public, and the same for all.
 
     Attributes:
@@ -209,7 +209,7 @@ class DpviProgram:
         z = self.value(Variational(guide=guide, params=params), draw)
         return self.space.split(z), params
 
-    def shared(self, inputs: RowInputs) -> Shared:
+    def shared(self, inputs: GradientInputs) -> Shared:
         """What the rows of a step need to know, at the step's key and draws."""
         variational, key, draws, units = inputs
         z = self.start

@@ -28,6 +28,7 @@ from numpyro_vips.dpvi.posterior.information_equality import (
 )
 from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
+from numpyro_vips.errors import quoted
 from numpyro_vips.posterior import Posterior
 from numpyro_vips.uncertainty import on_unheard
 
@@ -150,7 +151,7 @@ def _on_excess(
     sites = [name for name, share in shares.items() if share >= 0.5 * largest]
     yield (
         "Rows vary more about the model than it says: in what they say of "
-        f"{', '.join(map(repr, sites))} their variance is at least "
+        f"{quoted(sites)} their variance is at least "
         f"{excess.factor:.2g} times the model's. "
         "Intervals are too narrow, and rows that surprise the model are clipped, which "
         "draws the posterior towards the others. What helps: a likelihood with room "

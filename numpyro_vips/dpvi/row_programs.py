@@ -10,7 +10,7 @@ from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.gradients.clipped_gradients import Shared
 from numpyro_vips.dpvi.posterior.clipped_slope import ClippedSlope
 from numpyro_vips.dpvi.posterior.row_information import Point
-from numpyro_vips.dpvi.program import RowInputs
+from numpyro_vips.dpvi.program import GradientInputs
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
@@ -26,7 +26,7 @@ class Place(NamedTuple):
       gradient_norm: What the rows' gradients are clipped to in steps.
     """
 
-    inputs: RowInputs
+    inputs: GradientInputs
     gradient_norm: float
 
     @property
@@ -34,7 +34,7 @@ class Place(NamedTuple):
         return self.inputs.variational.guide["loc"]
 
 
-class RowPrograms:
+class DpviRowPrograms:
     """The programs of one model; they take rows as arrays, and keep none.
 
     Attributes:
@@ -57,7 +57,7 @@ class RowPrograms:
 
     def _bounded_sum(
         self,
-        inputs: RowInputs,
+        inputs: GradientInputs,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
@@ -101,7 +101,7 @@ class RowPrograms:
 
     def _norms(
         self,
-        inputs: RowInputs,
+        inputs: GradientInputs,
         rows: Mapping[str, Any],
         row_keys: UInt32[Array, "rows 2"] | None = None,
     ) -> dict[str, Float[Array, " rows"]]:
@@ -113,14 +113,14 @@ class RowPrograms:
 
     def _counts(
         self,
-        inputs: RowInputs,
+        inputs: GradientInputs,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         edges: Mapping[str, Any],
         row_keys: UInt32[Array, "rows 2"] | None,
         parts: tuple[tuple[str, tuple[str, ...]], ...],
     ) -> dict[str, Float[Array, " _bins"]]:
-        """In how many of the rows each norm lies in which bin, not yet private."""
+        """The number of rows in each bin of every norm, not yet private."""
         norms = self._norms(inputs, rows, row_keys)
         return counts_of_parts(norms, mask, parts, edges)
 
@@ -152,7 +152,7 @@ class RowPrograms:
         mask: Bool[Array, " rows"],
         edges: Mapping[str, Float[Array, " _edges"]],
     ) -> dict[str, Float[Array, "_columns _bins"]]:
-        """See `FeatureColumns.counts`."""
+        """The number of rows in each bin of every feature, not yet private."""
         first, program = self._compiled.first_coordinates, self._compiled.program
         assert first is not None
         place, rows = program.space.split(program.start), self._as_traced(rows)

@@ -1,23 +1,17 @@
 """`DPVI`: how models are to be fitted by private gradients."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-import optax
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-
-from numpyro_vips._settings import code_of, keep_integer
-from numpyro_vips.dpvi.checks import check_options
+from numpyro_vips._settings import code_of
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
-from numpyro_vips.dpvi.program import Perturb
+from numpyro_vips.dpvi.options import DpviOptions
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class DPVI:
+class DPVI(DpviOptions):
     """Variational inference by clipped and noisy gradients, with its settings.
 
     Jälkö, Dikmen and Honkela (2017), with gradients that are rebuilt from those in the
@@ -49,25 +43,6 @@ class DPVI:
       TypeError, ValueError: A setting is not as described.
     """
 
-    guide: GuideFamily | Callable[..., Any] | None = None
-    optimizer: optax.GradientTransformation | None = None
-    loss: Trace_ELBO | TraceMeanField_ELBO | None = None
-    perturb: Perturb | None = None
-    averaging: float | None = 3.0
-    local_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        check_options(
-            guide=self.guide,
-            optimizer=self.optimizer,
-            loss=self.loss,
-            perturb=self.perturb,
-            averaging=self.averaging,
-        )
-        if self.averaging is not None:
-            object.__setattr__(self, "averaging", float(self.averaging))
-        keep_integer(self, "local_steps")
-
     def __repr__(self) -> str:
         if self.loss is None:
             return code_of(self)
@@ -98,12 +73,7 @@ class DPVI:
         del model  # The graph says it all.
         return DpviEngine(
             graph,
-            guide=self.guide,
-            optimizer=self.optimizer,
-            loss=self.loss,
-            perturb=self.perturb,
-            averaging=self.averaging,
-            local_steps=self.local_steps,
+            self,
             num_steps=num_steps,
             until_converged=until_converged,
             has_norms=has_norms,

@@ -32,12 +32,12 @@ from numpyro_vips.jax_tools.double_precision import (
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
-from numpyro_vips.model.prior_centre import (
+from numpyro_vips.model.synthetic.prior_centre import (
     WIDE_LOGARITHM,
     global_values,
     unconstrained_scale,
 )
-from numpyro_vips.model.synthetic_rows import rows_with_codes, synthetic_row
+from numpyro_vips.model.synthetic.synthetic_rows import rows_with_codes, synthetic_row
 
 # Synthetic rows on which it is tried whether effects are known only times their scale.
 _PRODUCT_ROWS = 256

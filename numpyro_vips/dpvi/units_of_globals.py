@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite
-from numpyro_vips.model.prior_centre import WIDE_LOGARITHM, units_of_prior
+from numpyro_vips.model.synthetic.prior_centre import WIDE_LOGARITHM, units_of_prior
 
 # A prior whose centre is so many standard deviations from zero is somebody's knowledge
 # of the quantity. About zero a wide one, such as Normal(0, 10), only says that there is

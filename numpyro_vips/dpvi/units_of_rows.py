@@ -102,7 +102,7 @@ class UnitsOfRows:
     def at(
         self, loc: Float[Array, " size"], units: Float64[np.ndarray, " read"] | None
     ) -> Float64[np.ndarray, " read"]:
-        """By how much units at a place are larger than those of the layout.
+        """The units at a place, in multiples of those of the layout.
 
         Args:
           loc: The place: all unconstrained globals, those that rows depend on first.

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from numpyro_vips.fitting.advantages.curvature_noise import HIDDEN
 from numpyro_vips.fitting.bounds.norm_histogram import THRESHOLD
 from numpyro_vips.fitting.bounds.prior_norms import rows_in_place
-from numpyro_vips.fitting.curvature_noise import HIDDEN
-from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.plan import Plan
+from numpyro_vips.fitting.prepare import PreparedFit
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.program_constants import listed
@@ -39,7 +39,7 @@ def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
             _statistic(prepared, description, released, options)
             for description in engine.describe_statistics()
         ),
-        reasons=dict(prepared.reasons),
+        reasons=dict(prepared.choice.reasons),
         schedule=tuple(_schedule(steps)),
         notes=tuple(_notes(prepared, options)),
     )
@@ -168,24 +168,17 @@ def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
         shares.setdefault(key, []).append(step.share - reported)
         if step.reports:
             reports.setdefault(key, []).append(reported)
-    total = sum(map(sum, (*shares.values(), *reports.values())))
-    for step, each in shares.items():
+    lines = [(k, k.label, k.clipping_norm, of) for k, of in shares.items()]
+    lines += [(k, " and ".join(DIAGNOSTICS), None, of) for k, of in reports.items()]
+    total = sum(sum(of) for *_, of in lines)
+    for step, releases, clipping_norm, of in lines:
         yield {
-            "steps": len(each),
-            "releases": step.label,
+            "steps": len(of),
+            "releases": releases,
             "sampling": step.sampling.scheme,
             "rate": step.sampling.rate,
-            "share": sum(each) / total if total else None,
-            "clipping_norm": step.clipping_norm,
-        }
-    for step, each in reports.items():
-        yield {
-            "steps": len(each),
-            "releases": " and ".join(DIAGNOSTICS),
-            "sampling": step.sampling.scheme,
-            "rate": step.sampling.rate,
-            "share": sum(each) / total if total else None,
-            "clipping_norm": None,
+            "share": sum(of) / total if total else None,
+            "clipping_norm": clipping_norm,
         }
 
 
@@ -197,7 +190,7 @@ def _on_hidden_curvature(prepared: PreparedFit) -> str:
         f"than {HIDDEN:g} times an average eigenvalue. Few directions get to their "
         "optimum."
     )
-    if prepared.advantage == "no curvature":
+    if prepared.choice.advantage == "no curvature":
         return (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
             f"more accurate. {hidden} DPVI releases no such matrix. engine='vips' runs "
@@ -208,18 +201,18 @@ def _on_hidden_curvature(prepared: PreparedFit) -> str:
 
 def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
     """What is gained by DPVI where VIPS could run the model."""
-    if prepared.advantage == "group effects":
+    if prepared.choice.advantage == "group effects":
         return (
             "gets a gradient with one number for each effect of a group, where VIPS "
             "releases the products of all indicators of groups and columns, behind "
             "each of which few rows stand"
         )
-    if prepared.advantage == "points":
+    if prepared.choice.advantage == "points":
         return (
             "gets gradients about where the globals are, where VIPS releases sums "
             "about zero, in which noise hides what is far from there or collinear"
         )
-    if prepared.advantage == "no cusps":
+    if prepared.choice.advantage == "no cusps":
         return (
             "takes a density that is not smooth at its centre, such as Laplace, as it "
             "is, where under VIPS it is a mixture of Normals in which the weight of a "
@@ -241,9 +234,9 @@ def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
 
 def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     """What a person should know of a fit that no table of `explain` says."""
-    if prepared.hides_curvature:
+    if prepared.choice.hides_curvature:
         yield _on_hidden_curvature(prepared)
-    if prepared.advantage not in (None, "no curvature"):
+    if prepared.choice.advantage not in (None, "no curvature"):
         yield (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
             f"more accurate: it {_gain(prepared, options)}. engine='vips' runs VIPS "

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from numpyro_vips.fitting.checkpoint import Checkpoint
-from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.pass_bar import pass_bar
+from numpyro_vips.fitting.prepare import PreparedFit
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.reducers.reducer import Reducer

@@ -285,7 +285,7 @@ def _hidden(
 
 
 def _alignment(steps: Sequence[Step], part: NormPart) -> float:
-    """By how much of their norms what is clipped off gradients adds up; reasoned.
+    """The share of their norms that what is clipped off gradients adds up to; reasoned.
 
     Counts all point one way. Gradients point in as many directions as they have
     coordinates, and near the optimum against each other: they add up to zero there. But

@@ -15,19 +15,23 @@ from typing import Any, NamedTuple
 
 import jax
 
-from numpyro_vips.fitting.curvature_noise import curvature_share, hides_curvature
-from numpyro_vips.fitting.engine_choice import EngineChoice, PreparedFit, prepare_fit
+from numpyro_vips.fitting.advantages.curvature_noise import (
+    curvature_share,
+    hides_curvature,
+)
+from numpyro_vips.fitting.advantages.group_effects import hides_groups
+from numpyro_vips.fitting.advantages.marginal_latents import affords_scores
+from numpyro_vips.fitting.engine_choice import EngineChoice
 from numpyro_vips.fitting.explanation import explain_plan, notes_on_redrawn_rows
-from numpyro_vips.fitting.group_effects import hides_groups
-from numpyro_vips.fitting.marginal_latents import affords_scores
 from numpyro_vips.fitting.plan import Plan
+from numpyro_vips.fitting.prepare import PreparedFit, prepare_fit
 from numpyro_vips.fitting.redrawing_steps import with_redrawn_rows
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.rounding import settings_of_jax
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.captured import captured_arrays
-from numpyro_vips.model.fingerprint import Fingerprint, fingerprint
+from numpyro_vips.model.references.captured import captured_arrays
+from numpyro_vips.model.references.fingerprint import Fingerprint, fingerprint
 
 # Compiled programs take tens of megabytes each.
 _MOST_KEPT = 8
@@ -113,10 +117,11 @@ def _of_noise(prepared: PreparedFit, noise_multiplier: float | None) -> Hashable
     the budget shows the curvature, and whether scores are affordable.
     """
     num_rows = prepared.graph.arguments.public_num_rows
-    per_noise = prepared.curvature_noise
+    choice = prepared.choice
+    per_noise = choice.curvature_noise
     return (
-        prepared.may_be_left_to_dpvi and hides_curvature(per_noise, noise_multiplier),
-        hides_groups(prepared.rows_for_groups, num_rows, noise_multiplier),
+        choice.may_be_left_to_dpvi and hides_curvature(per_noise, noise_multiplier),
+        hides_groups(choice.rows_for_groups, num_rows, noise_multiplier),
         curvature_share(per_noise, noise_multiplier),
         affords_scores(num_rows, noise_multiplier),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from numpyro_vips import _validate, accounting
 from numpyro_vips.errors import BudgetExceededError, quoted
-from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.prepare import PreparedFit
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step, events_of

@@ -19,8 +19,8 @@ from numpyro_vips.conjugacy.families import supports
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_centre import prior_median, prior_quantile
-from numpyro_vips.model.synthetic_rows import synthetic_rows
+from numpyro_vips.model.synthetic.prior_centre import prior_median, prior_quantile
+from numpyro_vips.model.synthetic.synthetic_rows import synthetic_rows
 from numpyro_vips.posterior import MeanAndStddev
 
 # The prior's mass as far out as the posterior, on both sides and over all entries of a

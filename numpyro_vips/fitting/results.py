@@ -16,7 +16,7 @@ import numpy as np
 from numpyro_vips.accounting import Accountant
 from numpyro_vips.errors import UnusablePosteriorError
 from numpyro_vips.fitting.engine import Engine
-from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.prepare import PreparedFit
 from numpyro_vips.fitting.pricing import PricedSteps, statement_of
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.progress import Progress

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from numpyro_vips.fitting.bounds.prior_norms import rows_in_place
-from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.prepare import PreparedFit
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
-from numpyro_vips.model.row_weights import weights_of_rows
+from numpyro_vips.model.facts.row_weights import weights_of_rows
 from numpyro_vips.privacy.releases import ClippingEffect, Pull
 from numpyro_vips.privacy.statement import NoisyShare
 

@@ -8,11 +8,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from numpyro_vips.fitting.advantages.curvature_noise import SHARES
 from numpyro_vips.fitting.bounds.block_scales import bounded_blocks, given_blocks
 from numpyro_vips.fitting.bounds.column_histogram import column_block
 from numpyro_vips.fitting.bounds.norm_histogram import histogram_block
 from numpyro_vips.fitting.bounds.norm_parts import NormPart, joined
-from numpyro_vips.fitting.curvature_noise import SHARES
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step

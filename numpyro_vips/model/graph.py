@@ -29,8 +29,8 @@ from numpyro_vips.jax_tools.program_constants import (
     unnamed,
 )
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.captured import captured_arrays
 from numpyro_vips.model.distributions import Distributed
+from numpyro_vips.model.references.captured import captured_arrays
 from numpyro_vips.model.refused_sites import (
     beside,
     depends_on_number,

@@ -24,7 +24,7 @@ from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.handler_stack import alone_with_handlers, unvalidated
-from numpyro_vips.model.wide_arrays import with_fresh_arrays
+from numpyro_vips.model.references.wide_arrays import with_fresh_arrays
 
 
 class UnitPlate(Messenger):

@@ -649,3 +649,12 @@ def _entry(
         events=tuple(events),
         time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def check_is_budget(budget: object) -> None:
+    """Refuses what is no ledger, with what to write instead."""
+    if not isinstance(budget, PrivacyBudget):
+        raise TypeError(
+            f"Expected budget to be a PrivacyBudget, got {type(budget).__name__}. Use "
+            "PrivacyBudget(epsilon=..., delta=...)."
+        )

@@ -121,7 +121,7 @@ class Block:
 
     @property
     def num_directions(self) -> int:
-        """In how many directions a row can move the block; see `directions`.
+        """The number of directions in which a row can move the block; see `directions`.
 
         By default the number of its coordinates.
         """

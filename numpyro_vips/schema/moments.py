@@ -22,7 +22,8 @@ from jaxtyping import Float, Float64
 
 from numpyro_vips import _validate, accounting
 from numpyro_vips.accounting import GaussianEvent, Relation
-from numpyro_vips.privacy.budget import PrivacyBudget, Spending
+from numpyro_vips.errors import quoted
+from numpyro_vips.privacy.budget import PrivacyBudget, Spending, check_is_budget
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.privacy.sampling import FullBatch
 from numpyro_vips.privacy.secure_random import SecureRandom
@@ -237,11 +238,7 @@ def released(
       places: Of each row and column; NaN where a number is missing.
       columns: The columns, in order.
     """
-    if not isinstance(budget, PrivacyBudget):
-        raise TypeError(
-            f"Expected budget to be a PrivacyBudget, got {type(budget).__name__}. Use "
-            "PrivacyBudget(epsilon=..., delta=...)."
-        )
+    check_is_budget(budget)
     _validate.text(unit=unit)
     public_rows = len(places) if num_rows is None else num_rows
     _validate.positive_integer(num_rows=public_rows)
@@ -251,7 +248,7 @@ def released(
             f"Expected at most {_MOST_ROWS} rows, got {len(places)}: the sensitivity "
             "counts the rounding of so many. Nothing was charged."
         )
-    what = f"means and standard deviations of {', '.join(map(repr, columns))}"
+    what = f"means and standard deviations of {quoted(columns)}"
     is_private = budget.is_private or epsilon is not None
     # Unit noise, until its price is known.
     mechanism = mechanism_of(len(columns), relation, float(is_private))

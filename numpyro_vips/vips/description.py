@@ -9,6 +9,7 @@ from numpyro_vips.conjugacy.structure.posterior_factors import (
     are_summed_exactly,
 )
 from numpyro_vips.conjugacy.structure.structure import is_real
+from numpyro_vips.errors import quoted
 from numpyro_vips.model.log_density import MAX_JOINT_STATES, num_joint_states
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips.e_step.integrated_latents import integrated_latents
@@ -26,7 +27,7 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
     """What the caller should know, given the diagnostics: a sentence each."""
     yield from _on_convergence(found)
     if found["as_good"]:
-        sites = ", ".join(repr(site) for site in found["as_good"])
+        sites = quoted(found["as_good"])
         yield (
             f"Another start led to another posterior of {sites} that is about as "
             "good, as where components may trade their labels. So do not read means of "
@@ -35,7 +36,7 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
         )
     yield from _on_missing_information(program, found)
     if found["below_noise"]:
-        sites = ", ".join(repr(site) for site in found["below_noise"])
+        sites = quoted(found["below_noise"])
         yield (
             f"What the rows say of {sites} is below the noise, and its posterior "
             "is about as wide as the noise makes it. What helps: more rows, a larger "
@@ -49,7 +50,7 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
 def _on_convergence(found: Mapping[str, Any]) -> Iterator[str]:
     """Whether the globals, or the sums that they are solved for, still moved."""
     if found["moving"]:
-        sites = ", ".join(repr(site) for site in found["moving"])
+        sites = quoted(found["moving"])
         yield (
             f"VIPS has not converged: in the last of {found['num_steps']} steps the "
             f"statistics of {sites} still moved, by more than the noise explains "
@@ -141,7 +142,7 @@ def _on_bounds(program: ConjugateProgram) -> Iterable[str]:
     own = [x for x in own if latents[x].role == "local" and is_real(latents[x])]
     if own:
         yield (
-            f"Every row has latents {', '.join(map(repr, own))} of its own, over which "
+            f"Every row has latents {quoted(own)} of its own, over which "
             "the logistic likelihood is replaced by a bound. It is looser the less a "
             "row says of them: globals that scale them come out too small, "
             "precisions too large, and both too certain. engine='dpvi' integrates "
@@ -155,7 +156,7 @@ def _on_flat_priors(program: ConjugateProgram) -> Iterable[str]:
     flat = [name for name, latent in latents.items() if latent.is_flat]
     if flat:
         yield (
-            f"The prior of {', '.join(map(repr, flat))} is flat (ImproperUniform). "
+            f"The prior of {quoted(flat)} is flat (ImproperUniform). "
             "Where noise hides what the rows say, the posterior is improper, and "
             "what is returned is as wide as numbers allow. Give a proper prior from "
             "public knowledge, such as a wide Normal."

@@ -21,8 +21,8 @@ from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.simulated_rows import RowSimulator
-from numpyro_vips.model.synthetic_rows import synthetic_rows
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
+from numpyro_vips.model.synthetic.synthetic_rows import synthetic_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     COVARIATES,
@@ -388,7 +388,7 @@ class VipsEngine(Abilities):
         edges: Mapping[str, Float64[Array, " _edges"]],
         row_keys: UInt32[np.ndarray, "rows 2"] | None = None,
     ) -> Mapping[str, Any]:
-        """In how many of the chunk's rows each norm lies in which bin, not yet private.
+        """The number of the chunk's rows in each bin of every norm, not yet private.
 
         See `abilities.ClippingNorms.norm_counts`.
         """
@@ -412,8 +412,8 @@ class VipsEngine(Abilities):
         *,
         edges: Mapping[str, Float64[Array, " _edges"]],
     ) -> Mapping[str, Any]:
-        """In how many of the chunk's rows each column lies in which bin, not yet
-        private; see `abilities.ColumnUnits.column_counts`."""
+        """The number of the chunk's rows in each bin of every column, not yet private;
+        see `abilities.ColumnUnits.column_counts`."""
         return self.on_rows.column_counts(
             self.on_rows.inputs(state), dict(rows), mask, dict(edges)
         )

@@ -7,55 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 import pytest
 from _models import graph_of
-from numpyro.infer import RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
 
-from numpyro_vips.dpvi.checks import check_options, not_supported
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"guide": "low_rank", "averaging": 0.0, "perturb": "location"},
-        {"guide": lambda: None, "optimizer": optax.adam(0.1)},
-        {"loss": Trace_ELBO(), "perturb": "location"},
-        {"loss": TraceMeanField_ELBO(num_particles=3), "perturb": "all"},
-        {"loss": Trace_ELBO(num_particles=5)},
-    ],
-)
-def test_options_that_it_can_follow_pass(options: dict[str, Any]) -> None:
-    check_options(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"guide": 3}, TypeError, "got int"),
-        ({"guide": "lowrank"}, ValueError, "guide='lowrank'"),
-        ({"optimizer": 0.1}, TypeError, "one of optax"),
-        ({"loss": RenyiELBO()}, TypeError, "do not split into rows"),
-        ({"perturb": "loc"}, ValueError, "perturb='loc'"),
-        (
-            {"perturb": "location", "loss": Trace_ELBO(num_particles=2)},
-            ValueError,
-            "to be 1 with",
-        ),
-        (
-            {"perturb": "location", "loss": Trace_ELBO(num_particles=4)},
-            ValueError,
-            "num_particles=4",
-        ),
-        ({"averaging": -1.0}, ValueError, "averaging"),
-    ],
-)
-def test_others_are_named(
-    options: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        check_options(**options)
+from numpyro_vips.dpvi.checks import not_supported
 
 
 def rows(y: Any, mean: Any, name: str = "y") -> None:

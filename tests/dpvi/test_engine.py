@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from _dpvi_engines import engine_for
+from _dpvi_engines import engine_for, engine_of_graph
 from _dpvi_fits import (
     KEY,
     binary_data,
@@ -27,7 +27,6 @@ from _models import three_locals
 from numpyro.infer import Trace_ELBO
 
 from numpyro_vips.dpvi.checks import not_supported
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides.posteriors import NormalPosterior
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import UnsafeModelError
@@ -347,7 +346,7 @@ def test_refusals_say_why(function, words):
     model = private(function, unit="people")
     graph = build_graph(model, bind_arguments(model, (np.ones(4, np.float32),), {}))
     with pytest.raises(UnsafeModelError, match=words):
-        DpviEngine(graph)
+        engine_of_graph(graph)
 
 
 @pytest.mark.thorough

@@ -8,9 +8,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 from _models import graph_of
 
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.logarithmic_globals import logarithmic_globals
 
 
@@ -62,7 +62,7 @@ def incomes(x: Any, y: Any) -> None:
 @pytest.mark.parametrize(("model", "unit"), [(counts, 1.0), (incomes, 128.0)])
 def test_only_other_globals_are_in_units_of_wide_priors(model: Any, unit: float):
     rows = np.zeros(50, np.float32), np.zeros(50, np.int32)
-    program = DpviEngine(graph_of(model, rows)[1]).compiled.program
+    program = engine_of_graph(graph_of(model, rows)[1]).compiled.program
     units = {site.name: site.unit for site in program.space.sites}
     assert units == {"a": unit, "b": 1.0}
     # Steps are as long, and the prior itself is what it was.

@@ -9,12 +9,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 from _models import graph_of
 from numpyro.distributions import constraints
 from numpyro.infer import Trace_ELBO
 
-from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.program import DpviProgram, RowInputs, unconstrained_params
+from numpyro_vips.dpvi.program import DpviProgram, GradientInputs, unconstrained_params
 from numpyro_vips.errors import UnsafeModelError
 
 Y = np.array([0.5, -1.0, 2.0], np.float32)
@@ -36,7 +36,7 @@ def guide(y: Any) -> None:
 
 
 def program_of(**settings: Any) -> DpviProgram:
-    return DpviEngine(graph_of(model, (Y,))[1], **settings).program
+    return engine_of_graph(graph_of(model, (Y,))[1], **settings).program
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_gradients_of_rows_are_taken_in_the_globals_or_in_the_guide(
     program = program_of(perturb=perturb)
     variational = program.initial(KEY)
     key, draws = program.draws(KEY, 0)
-    shared = program.shared(RowInputs(variational, key, draws))
+    shared = program.shared(GradientInputs(variational, key, draws))
     first, params = shared.tree
     if perturb == "location":
         z = program.value(variational, draws[0])

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 from _fits import fit_to
 from _models import graph_of
 
@@ -19,7 +20,7 @@ CODES = np.zeros(50, np.int32)
 
 
 def engine_of(model: Any, *arguments: Any) -> DpviEngine:
-    return DpviEngine(graph_of(model, arguments)[1])
+    return engine_of_graph(graph_of(model, arguments)[1])
 
 
 def units_at(engine: DpviEngine, **values: float) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.engine_choice import prepare_fit
+from numpyro_vips.fitting.prepare import prepare_fit
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.privacy.sampling import FullBatch
@@ -66,7 +66,7 @@ def test_the_engine_does_not_depend_on_the_type_of_an_argument(
     fn: Callable[..., None], dtype: Any
 ) -> None:
     fit = prepared(fn, np.full(9, 7, dtype), np.full(9, 2, np.int32))
-    assert fit.engine.name == "vips", fit.reasons
+    assert fit.engine.name == "vips", fit.choice.reasons
     assert all(math.isfinite(part.reference) for part in fit.parts)
 
 

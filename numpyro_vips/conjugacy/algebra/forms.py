@@ -88,15 +88,15 @@ class Form:
         )
 
     def __add__(self, other: "Form | float") -> "Form":
-        return add(self, as_form(other))
+        return add(self, _as_form(other))
 
     __radd__ = __add__
 
     def __sub__(self, other: "Form | float") -> "Form":
-        return add(self, -as_form(other))
+        return add(self, -_as_form(other))
 
     def __rsub__(self, other: float) -> "Form":
-        return add(as_form(other), -self)
+        return add(number(other), -self)
 
     def __neg__(self) -> "Form":
         return self * -1.0
@@ -142,11 +142,13 @@ def without_constant_axes(array: np.ndarray) -> tuple[np.ndarray, list[int]]:
     return array.reshape([array.shape[axis] for axis in kept]), kept
 
 
-def as_form(value: Form | float) -> Form:
-    """A form, or a number as one without axes."""
-    if isinstance(value, Form):
-        return value
+def number(value: float) -> Form:
+    """A number as a form without axes."""
     return Form((), (Term(float(value)),) if value != 0.0 else ())
+
+
+def _as_form(value: Form | float) -> Form:
+    return value if isinstance(value, Form) else number(value)
 
 
 def latent(
@@ -309,8 +311,8 @@ def add(first: Form, second: Form) -> Form:
 def _numbers_merged(terms: Sequence[Term]) -> tuple[Term, ...]:
     """Terms without latents, with a single one for those that are numbers."""
     rest = [term for term in terms if term.factors]
-    number = sum(term.scale for term in terms if not term.factors)
-    return (*rest, Term(number)) if number != 0.0 else tuple(rest)
+    total = sum(term.scale for term in terms if not term.factors)
+    return (*rest, *number(total).terms)
 
 
 def _as_single_constant(form: Form) -> Form:

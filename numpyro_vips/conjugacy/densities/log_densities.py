@@ -22,9 +22,11 @@ from numpyro_vips.conjugacy.algebra.scatters import is_public_number
 from numpyro_vips.conjugacy.algebra.terms import Label, Labels, NotInAlgebra
 from numpyro_vips.conjugacy.interpreter.indexing_rules import select_by
 from numpyro_vips.conjugacy.interpreter.values import (
-    Transformed,
     Value,
     as_form,
+    is_exp,
+    is_logsumexp,
+    is_sigmoid,
     names_of,
 )
 
@@ -129,7 +131,7 @@ def sum_event(form: Form, count: int = 1) -> Form:
 
 @log_density(dist.BernoulliProbs)
 def bernoulli_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
-    if isinstance(probs, Transformed) and probs.function == "sigmoid":
+    if is_sigmoid(probs):
         return bernoulli_logits(x, probs.form, augment=augment)
     p = as_form(probs)
     return x * _log_of_chance(p) + (1.0 - x) * elementwise.log1m(p)
@@ -145,7 +147,7 @@ def _log_of_chance(p: Form) -> Form:
 
 @log_density(dist.BernoulliLogits)
 def bernoulli_logits(x: Form, logits: Value, *, augment: Augment) -> Form:
-    return _logistic(x, as_form(logits), forms.as_form(1.0), augment)
+    return _logistic(x, as_form(logits), forms.number(1.0), augment)
 
 
 def _logistic(successes: Form, logits: Form, trials: Form, augment: Augment) -> Form:
@@ -165,7 +167,7 @@ def _logistic(successes: Form, logits: Form, trials: Form, augment: Augment) -> 
 def binomial_probs(
     x: Form, probs: Value, total_count: Value, *, augment: Augment
 ) -> Form:
-    if isinstance(probs, Transformed) and probs.function == "sigmoid":
+    if is_sigmoid(probs):
         return binomial_logits(x, probs.form, total_count, augment=augment)
     p, n = as_form(probs), as_form(total_count)
     return x * _log_of_chance(p) + (n - x) * elementwise.log1m(p) + _log_choose(n, x)
@@ -195,7 +197,7 @@ def negative_binomial_logits(
 def negative_binomial_probs(
     x: Form, probs: Value, total_count: Value, *, augment: Augment, **_: Value
 ) -> Form:
-    if isinstance(probs, Transformed) and probs.function == "sigmoid":
+    if is_sigmoid(probs):
         return negative_binomial_logits(x, probs.form, total_count, augment=augment)
     p, r = as_form(probs), as_form(total_count)
     return x * elementwise.log(p) + r * elementwise.log1m(p) + _log_rising(r, x)
@@ -208,7 +210,7 @@ def gamma_poisson(
     """A negative binomial with logits -log(rate)."""
     r = as_form(concentration)
     require_constant(r, "a concentration that depends on a latent, as a function")
-    if isinstance(rate, Transformed) and rate.function == "exp":
+    if is_exp(rate):
         logits = -rate.form
     else:
         b = as_form(rate)
@@ -219,7 +221,7 @@ def gamma_poisson(
 
 @log_density(dist.GeometricProbs)
 def geometric_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
-    if isinstance(probs, Transformed) and probs.function == "sigmoid":
+    if is_sigmoid(probs):
         return geometric_logits(x, probs.form, augment=augment)
     p = as_form(probs)
     return x * elementwise.log1m(p) + elementwise.log(p)
@@ -227,7 +229,7 @@ def geometric_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
 
 @log_density(dist.GeometricLogits)
 def geometric_logits(x: Form, logits: Value, *, augment: Augment) -> Form:
-    return _logistic(forms.as_form(1.0), as_form(logits), x + 1.0, augment)
+    return _logistic(forms.number(1.0), as_form(logits), x + 1.0, augment)
 
 
 def _log_rising(r: Form, k: Form) -> Form:
@@ -236,12 +238,12 @@ def _log_rising(r: Form, k: Form) -> Form:
 
 @log_density(dist.CategoricalProbs)
 def categorical_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
-    if isinstance(probs, Transformed) and probs.function == "exp":
+    if is_exp(probs):
         return at_value(log_probabilities(probs.form, augment), x)
     p = _probabilities(probs, augment)
     if p.exclusive and p.terms:
         return at_value(elementwise.log(p), x)
-    return augment.log_sum(at_value(p, x), forms.as_form(1.0))
+    return augment.log_sum(at_value(p, x), forms.number(1.0))
 
 
 def _probabilities(probs: Value, augment: Augment) -> Form:
@@ -283,7 +285,7 @@ def discrete_uniform(
 def multinomial_probs(
     x: Form, probs: Value, total_count: Value, *, augment: Augment
 ) -> Form:
-    if isinstance(probs, Transformed) and probs.function == "exp":
+    if is_exp(probs):
         return multinomial_logits(x, probs.form, total_count, augment=augment)
     p = _probabilities(probs, augment)
     per_state = (
@@ -334,7 +336,7 @@ def gamma(x: Form, concentration: Value, rate: Value, *, augment: Augment) -> Fo
 
 @log_density(dist.Chi2)
 def chi_squared(x: Form, df: Value, *, augment: Augment, **_: Value) -> Form:
-    half = forms.as_form(0.5)
+    half = forms.number(0.5)
     return gamma(x, as_form(df) * 0.5, half, augment=augment)
 
 
@@ -386,7 +388,7 @@ def levy(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
     """x - loc is InverseGamma(1/2, scale/2)."""
     start = as_form(loc)
     require_constant(start, "the smallest value of a Levy as a function")
-    half = forms.as_form(0.5)
+    half = forms.number(0.5)
     return inverse_gamma(x - start, half, 0.5 * as_form(scale), augment=augment)
 
 
@@ -456,7 +458,7 @@ def improper_uniform(x: Form, *, augment: Augment) -> Form:
     """What a flat prior leaves open is for the M-step, see `beside_flat_prior`."""
     if augment.role != "global":
         raise NotInAlgebra("a flat prior of a row's own latent, with nothing to start")
-    return forms.as_form(0.0)
+    return forms.number(0.0)
 
 
 @log_density(dist.Dirichlet)
@@ -471,6 +473,6 @@ def dirichlet(x: Form, concentration: Value, *, augment: Augment) -> Form:
 
 @log_density(dist.Unit)
 def unit(x: Form, log_factor: Value, *, augment: Augment) -> Form:
-    if isinstance(log_factor, Transformed) and log_factor.function == "logsumexp":
+    if is_logsumexp(log_factor):
         return augment.allocate(log_factor.form)
     return as_form(log_factor)

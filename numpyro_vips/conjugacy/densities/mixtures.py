@@ -17,7 +17,7 @@ from numpyro_vips.conjugacy.densities.log_densities import (
     log_probabilities,
 )
 from numpyro_vips.conjugacy.interpreter.axis_rules import stacked
-from numpyro_vips.conjugacy.interpreter.values import Transformed, Value, as_form
+from numpyro_vips.conjugacy.interpreter.values import Value, as_form, is_exp
 
 
 def _mixing_logits(mixing: Component) -> Form:
@@ -25,7 +25,7 @@ def _mixing_logits(mixing: Component) -> Form:
     if "logits" in mixing.parameters:
         return as_form(mixing.parameters["logits"])
     probs = mixing.parameters["probs"]
-    if isinstance(probs, Transformed) and probs.function == "exp":
+    if is_exp(probs):
         return probs.form
     return elementwise.log(as_form(probs))
 

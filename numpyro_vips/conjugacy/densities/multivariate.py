@@ -271,7 +271,7 @@ def gaussian_random_walk(
     steps = x - forms.product(shift, earlier, x.axes, (before,))
     precision = elementwise.power(as_form(scale), -2.0)
     each = forms.place(precision, (*precision.axes, Label(1)))
-    return sum_event(normal_with_precision(steps, forms.as_form(0.0), each))
+    return sum_event(normal_with_precision(steps, forms.number(0.0), each))
 
 
 @log_density(dist.CAR)

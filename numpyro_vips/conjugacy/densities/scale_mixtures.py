@@ -42,7 +42,7 @@ def student_t(
 
 @log_density(dist.Cauchy)
 def cauchy(x: Form, loc: Value, scale: Value, *, augment: Augment, **_: Value) -> Form:
-    one = forms.as_form(1.0)
+    one = forms.number(1.0)
     return student_t(x, one, loc, scale, augment=augment)
 
 
@@ -123,7 +123,7 @@ def half_cauchy(x: Form, scale: Value, *, augment: Augment, **_: Value) -> Form:
     rate = elementwise.power(as_form(scale), -2.0)
     axes = forms.common_axes(x, rate)
     mixing = augment.auxiliary("scale", axes, family="InverseGamma")
-    half = forms.as_form(0.5)
+    half = forms.number(0.5)
     log_x = elementwise.log(x)
     inverse = elementwise.power(mixing, -1.0)
     of_square = (

@@ -21,10 +21,10 @@ from numpyro_vips.conjugacy.families.gamma import InverseGamma
 from numpyro_vips.conjugacy.families.generalized_inverse_gaussian import (
     GeneralizedInverseGaussian,
 )
-from numpyro_vips.conjugacy.families.transformed import Transformed
+from numpyro_vips.conjugacy.families.transformed import TransformedFamily
 
 
-class _Root(Transformed):
+class _Root(TransformedFamily):
     """A standard deviation whose square is in another family."""
 
     _power = 0.5

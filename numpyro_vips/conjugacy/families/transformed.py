@@ -15,7 +15,7 @@ from numpyro_vips.conjugacy.families.family import (
 )
 
 
-class Transformed(Family):
+class TransformedFamily(Family):
     """Positive numbers or matrices x with a function f(x) in another family.
 
     `statistics` are those that the other family has of f(x), in its order. The last of
@@ -130,7 +130,7 @@ class Transformed(Family):
         return self._natural(self._of_function.from_parameters(parameters))
 
 
-class Inverse(Transformed):
+class Inverse(TransformedFamily):
     """Positive numbers or matrices whose inverse has a Gamma's or a Wishart's density.
 
     `statistics` are the inverse, and the logarithm of x or of its determinant.

@@ -30,6 +30,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     as_form,
     exponents_of,
     is_exp,
+    is_logsumexp,
     rule_for,
 )
 from numpyro_vips.jax_tools.jaxprs import aval_of
@@ -54,7 +55,7 @@ def _has_states(x: Value) -> TypeGuard["Transformed | SumOfExp | Shifted"]:
     """Whether a value is a sum over the last axis of the form that it has."""
     return (
         isinstance(x, SumOfExp)
-        or (isinstance(x, Transformed) and x.function == "logsumexp")
+        or is_logsumexp(x)
         or (isinstance(x, Shifted) and x.stage == "log")
     )
 

@@ -28,6 +28,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Value,
     as_form,
     is_exp,
+    is_sigmoid,
     is_uniform,
     latents_of,
     may_be_negative,
@@ -53,7 +54,7 @@ def _add(eqn: Any, x: Value, y: Value) -> Value:
 
 @rule_for(RULES, "sub")
 def _sub(eqn: Any, x: Value, y: Value) -> Value:
-    if is_uniform(x, 1.0) and isinstance(y, Transformed) and y.function == "sigmoid":
+    if is_uniform(x, 1.0) and is_sigmoid(y):
         return Transformed("sigmoid", -y.form)
     if is_uniform(x, 1.0) and isinstance(y, Form):
         shape = tuple(map(Label, aval_of(eqn.outvars[0]).shape))

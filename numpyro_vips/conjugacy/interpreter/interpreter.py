@@ -47,6 +47,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Transformed,
     Value,
     as_form,
+    is_logsumexp,
     latents_of,
     names_of,
 )
@@ -162,7 +163,7 @@ def _logaddexp(shape: tuple[int, ...], *operands: Value) -> Value:
     axes = tuple(map(Label, shape))
     parts = []
     for x in operands:
-        if isinstance(x, Transformed) and x.function == "logsumexp":
+        if is_logsumexp(x):
             last = x.form.axes[-1]
             parts.append(forms.place(x.form, (*axes, last)))
         else:

@@ -28,6 +28,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Origin,
     is_public,
 )
+from numpyro_vips.errors import quoted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,7 +193,7 @@ def _form_of_entries(shape: tuple[int, ...], entries: Entries) -> Form:
 
 def names_of(latents: set[str]) -> str:
     """Latents as error messages list them."""
-    return ", ".join(repr(name) for name in sorted(latents)) or "constants"
+    return quoted(sorted(latents), "constants")
 
 
 # A rule returns one value, or a list of them where its primitive has several results.
@@ -215,10 +216,20 @@ def is_exp(value: Value) -> TypeGuard[Transformed]:
     return isinstance(value, Transformed) and value.function == "exp"
 
 
+def is_sigmoid(value: Value) -> TypeGuard[Transformed]:
+    """Whether a value is sigmoid(form)."""
+    return isinstance(value, Transformed) and value.function == "sigmoid"
+
+
+def is_logsumexp(value: Value) -> TypeGuard[Transformed]:
+    """Whether a value is the logsumexp of a form over its last axis."""
+    return isinstance(value, Transformed) and value.function == "logsumexp"
+
+
 def logarithm_of(value: Value) -> Form | None:
     """log(value) of exp(form), a constant, or a product that is never negative."""
     if isinstance(value, Transformed):
-        return value.form if value.function == "exp" else None
+        return value.form if is_exp(value) else None
     if isinstance(value, Constant):
         log = Constant(traced_or_public(lambda a: jnp.log(a), value), value.is_private)
         return as_form(log)

@@ -121,7 +121,7 @@ class Augmentation:
         taken = sum(asked.latent.name.startswith(name) for asked in self._asked_for)
         name = f"{name}_{taken + 1}" if taken else name
         shape = tuple(axis.size for axis in axes)
-        one = forms.as_form(1.0)
+        one = forms.number(1.0)
         states = None if num_states is None else np.arange(num_states)
         latent = Latent(
             name=name,
@@ -202,7 +202,7 @@ class Augmentation:
 
     def allocate(self, log_terms: Form) -> Form:
         """The logsumexp of a form over its last axis, as the same bound."""
-        return self._allocate(log_terms, forms.as_form(1.0))
+        return self._allocate(log_terms, forms.number(1.0))
 
     def _allocate(
         self, log_terms: Form, weight: Form, places: Places | None = None

@@ -134,7 +134,7 @@ def _mixture(term: Term, augment: Augmentation) -> Form:
     rate = forms.broadcast(
         Form(atom.labels, (Term(-term.scale, tuple(term.constants)),)), atom.labels
     )
-    zero, scale = forms.as_form(0.0), elementwise.power(rate, -1.0)
+    zero, scale = forms.number(0.0), elementwise.power(rate, -1.0)
     density = laplace(x, zero, scale, augment=augment)
     each = density + math.log(2.0) - elementwise.log(rate)
     return forms.sum_over(each, range(len(atom.labels)))

@@ -164,7 +164,7 @@ def _interpreted(
         checks += more
         latents |= {latent.name: latent for latent in auxiliaries}
         if is_checked(output):
-            checks.append(observed_part(site, output))
+            checks.append(observed_part(output))
     for name, latent in latents.items():
         if latent.states is None or latent.role != "local" or latent.family is not None:
             continue
@@ -245,7 +245,7 @@ def _copies(site: Site, densities: list[SiteLogDensity]) -> Form | None:
                 "the same scale and mask"
             )
         return None
-    one = forms.broadcast(forms.as_form(1.0), tuple(map(Label, site.shape)))
+    one = forms.broadcast(forms.number(1.0), tuple(map(Label, site.shape)))
     factors = [f for f in (own[0].mask, own[0].scale) if f is not None]
     return auxiliary_weight(one, factors, len(site.shape))
 

@@ -11,11 +11,10 @@ from numpyro_vips.conjugacy.algebra.terms import OneHot, same_constant
 from numpyro_vips.conjugacy.interpreter.values import Constant
 from numpyro_vips.conjugacy.structure.site_densities import SiteLogDensity
 from numpyro_vips.model.distributions import Distributed
-from numpyro_vips.model.graph import Site
 
 
-def observed_part(site: Site, output: Mapping[str, Any]) -> Any:
-    """Whether the observation lies in its support, where it is not masked out."""
+def observed_part(output: Mapping[str, Any]) -> Any:
+    """Whether a site's observation lies in its support, where it is not masked out."""
     in_support = output["in_support"]
     mask = output["parameters"].get("mask")
     if not isinstance(mask, Constant):

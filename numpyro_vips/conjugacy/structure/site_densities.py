@@ -33,6 +33,7 @@ from numpyro_vips.conjugacy.structure.augmentation import (
     auxiliary_weight,
 )
 from numpyro_vips.conjugacy.structure.latents import Latent, Latents
+from numpyro_vips.errors import quoted
 from numpyro_vips.model.distributions import Distributed
 from numpyro_vips.model.graph import Site
 
@@ -162,7 +163,7 @@ def _density(
     kind = "numpyro.factor" if is_factor else distributed.kind.__name__
     function = log_densities.REGISTRY.get(distributed.kind)
     latents = _latents_in(distributed, parameters) | x.latents
-    about = f" ({', '.join(map(repr, sorted(latents)))})" if latents else ""
+    about = f" ({quoted(sorted(latents))})" if latents else ""
     if function is None:
         raise NotInAlgebra(f"no log density is registered for {kind}{about}")
     values: dict[str, Any] = {}

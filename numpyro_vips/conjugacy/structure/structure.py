@@ -41,7 +41,7 @@ from numpyro_vips.conjugacy.structure.released_statistics import (
     find_statistics,
 )
 from numpyro_vips.conjugacy.structure.statistic import Statistic
-from numpyro_vips.errors import NotConjugateError
+from numpyro_vips.errors import NotConjugateError, quoted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -275,7 +275,7 @@ def _family_of(latent: Latent, used: set[str], of_rows: set[str]) -> Family | No
 def _no_family(latent: Latent, uses: _Uses) -> str:
     support = described(latent.support)
     where = "; ".join(
-        f"{statistic} in {', '.join(map(repr, sorted(uses[statistic])))}"
+        f"{statistic} in {quoted(sorted(uses[statistic]))}"
         for statistic in sorted(uses)
     )
     return (

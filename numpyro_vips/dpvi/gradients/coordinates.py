@@ -31,7 +31,7 @@ Units = Float[Array | np.ndarray, "read read"]
 _SHORTEST = 1e-5
 
 
-class Coordinates(NamedTuple):
+class GradientCoordinates(NamedTuple):
     """z = U u, for the globals z that rows depend on; public.
 
     Attributes:
@@ -54,7 +54,7 @@ class Coordinates(NamedTuple):
         units: Float64[np.ndarray, "read read"],
         silent: Float64[np.ndarray, "read directions"],
         dtype: Any,
-    ) -> "Coordinates":
+    ) -> "GradientCoordinates":
         """Coordinates that the prior suggests, before anything is known of the rows.
 
         Args:
@@ -70,7 +70,7 @@ class Coordinates(NamedTuple):
         self,
         units: Float64[np.ndarray, "read read"],
         factors: Float64[np.ndarray, " read"],
-    ) -> "Coordinates":
+    ) -> "GradientCoordinates":
         """Coordinates in which the units of globals are larger.
 
         Args:
@@ -81,7 +81,8 @@ class Coordinates(NamedTuple):
         silent = np.asarray(self.units, np.float64) @ np.asarray(self.silent)
         grown = _symmetric(factors[:, None] * units)
         growth = float(np.linalg.norm(grown) / np.linalg.norm(self.units))
-        found = Coordinates.of_globals(grown, np.asarray(silent, np.float64), dtype)
+        silent = np.asarray(silent, np.float64)
+        found = GradientCoordinates.of_globals(grown, silent, dtype)
         return found._replace(growth=growth)
 
     def heard(self, gradient: Float[Array, " read"]) -> Float[Array, " read"]:
@@ -98,7 +99,9 @@ class Coordinates(NamedTuple):
         matrix = heard @ information.matrix @ heard
         return information._replace(matrix=matrix, silent=silent)
 
-    def whitened(self, information: Information, num_rows: int) -> "Coordinates":
+    def whitened(
+        self, information: Information, num_rows: int
+    ) -> "GradientCoordinates":
         """Coordinates in which rows have the same information about all directions.
 
         A direction is made longer the less information there is about it: to one unit
@@ -128,7 +131,7 @@ class Coordinates(NamedTuple):
         inverse = np.linalg.inv(root)
         in_globals = np.asarray(self.units, np.float64) @ self.silent
         silent = np.linalg.qr(inverse @ in_globals)[0]
-        return Coordinates(
+        return GradientCoordinates(
             root.astype(dtype), inverse.astype(dtype), silent.astype(dtype), growth
         )
 

@@ -19,7 +19,7 @@ from numpyro_vips.dpvi.guides.user_guides import UserGuide
 from numpyro_vips.dpvi.row_latents.locals_of_rows import LocalsOfRows
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.log_density import row_log_density, site_log_density
-from numpyro_vips.model.synthetic_rows import synthetic_row
+from numpyro_vips.model.synthetic.synthetic_rows import synthetic_row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

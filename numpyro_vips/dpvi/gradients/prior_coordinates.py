@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Float64
 
 from numpyro_vips.jax_tools.double_precision import evaluate_in_numpy
 from numpyro_vips.jax_tools.jaxprs import inlined
-from numpyro_vips.model.prior_centre import units_of_prior
+from numpyro_vips.model.synthetic.prior_centre import units_of_prior
 
 # By how much variances have to differ for a direction to count.
 _WIDER = 2.0

@@ -11,9 +11,9 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import Redraw
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
+from numpyro_vips.model.facts.row_weights import weights_of_rows
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.row_weights import weights_of_rows
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
 
 
 def redrawing(graph: ModelGraph, space: UnconstrainedSpace) -> Redraw | None:

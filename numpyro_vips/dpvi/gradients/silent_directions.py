@@ -155,8 +155,8 @@ def _ratio(
     one: Float64[np.ndarray, " size"],
     other: Float64[np.ndarray, " size"],
 ) -> float:
-    """By how much a second direction undoes a first one in every row; NaN if it does
-    not, or no row depends on one of them."""
+    """The multiple of a second direction that undoes a first one in every row; NaN if
+    there is none, or no row depends on one of them."""
     first, second = gradients @ one, gradients @ other
     total = np.sum(second**2)
     if not total > 0:

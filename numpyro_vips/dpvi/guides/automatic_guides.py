@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Float64, PRNGKeyArray
 from numpyro_vips.dpvi.guides.posteriors import JointNormalPosterior, NormalPosterior
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
-from numpyro_vips.model.prior_centre import is_identity
+from numpyro_vips.model.synthetic.prior_centre import is_identity
 
 # Parameters: vectors and a matrix, whose rows are the coordinates.
 Arrays = Mapping[str, Float[Array, "size ..."]]

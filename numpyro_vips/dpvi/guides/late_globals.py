@@ -20,7 +20,7 @@ from numpyro.distributions import constraints
 
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
-from numpyro_vips.model.exchangeable import Axes, exchangeable_axes
+from numpyro_vips.model.facts.exchangeable import Axes, exchangeable_axes
 
 # Which part of the steps, the first ones. Of ten fits of five overlapping clusters at
 # epsilon 4, 9 come within 0.03 of the true density, and 10 with twice as long a wait.

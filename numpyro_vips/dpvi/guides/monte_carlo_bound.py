@@ -18,7 +18,7 @@ from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.log_density import row_log_density
 from numpyro_vips.model.row_queries import RowQuery, map_rows
-from numpyro_vips.model.synthetic_rows import with_synthetic_rows
+from numpyro_vips.model.synthetic.synthetic_rows import with_synthetic_rows
 
 NUM_DRAWS = 100
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Float64, Shaped
 from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform
 
-from numpyro_vips.model.prior_centre import is_identity
+from numpyro_vips.model.synthetic.prior_centre import is_identity
 
 
 class _InUnits(AffineTransform):

@@ -21,7 +21,6 @@ from numpyro_vips.errors import UnsafeModelError, quoted
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.program_constants import refuse_program_constants
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
-from numpyro_vips.model.captured import captured_arrays
 from numpyro_vips.model.graph import (
     ModelGraph,
     check_params,
@@ -29,8 +28,9 @@ from numpyro_vips.model.graph import (
     with_captured_constants,
 )
 from numpyro_vips.model.log_density import site_log_density
+from numpyro_vips.model.references.captured import captured_arrays
 from numpyro_vips.model.run import run_model
-from numpyro_vips.model.synthetic_rows import synthetic_row
+from numpyro_vips.model.synthetic.synthetic_rows import synthetic_row
 from numpyro_vips.model.trace import Trace, TracedSite
 
 

@@ -291,7 +291,7 @@ class _Trial:
 
 
 class _Jumps(NamedTuple):
-    """At how many places a choice becomes another one, and gradients jump there.
+    """The numbers of places at which a choice becomes another one, and gradients jump.
 
     Attributes:
       places: All of them.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64, Int
 
-from numpyro_vips.dpvi.gradients.coordinates import Coordinates
+from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates
 from numpyro_vips.dpvi.gradients.silent_directions import SilentDirections
 from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
@@ -157,7 +157,7 @@ class NoiseAware:
         information: Information,
         variance_per_slope: float | None,
         start: VectorNormal,
-        coordinates: Coordinates | None,
+        coordinates: GradientCoordinates | None,
     ) -> NoiseAwareNormal | None:
         """The posterior on the unconstrained space; None if it, what was released, or
         the prior at the start is not finite.

@@ -56,8 +56,11 @@ from numpyro_vips.model.log_density import (
     row_log_density,
     site_log_density,
 )
-from numpyro_vips.model.prior_centre import initial_params
-from numpyro_vips.model.synthetic_rows import synthetic_latents, synthetic_rows
+from numpyro_vips.model.synthetic.prior_centre import initial_params
+from numpyro_vips.model.synthetic.synthetic_rows import (
+    synthetic_latents,
+    synthetic_rows,
+)
 from numpyro_vips.model.trace import site_outputs
 from numpyro_vips.vips.compile.certificate import row_and_validity
 from numpyro_vips.vips.e_step.e_step import DEFAULT_LOCAL_SWEEPS, local_factors
@@ -148,7 +151,7 @@ class ConjugateLocals:
         def rest(
             latents: Mapping[str, Any],
         ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-            given = _given(graph, row, latents, params, self.solved)
+            given = _given(row, latents, params, self.solved)
             if self.sums_by_messages:
                 return _log_sum(program, given, self._sweeps)
             fixed = jax.lax.stop_gradient(given)
@@ -205,7 +208,7 @@ class ConjugateLocals:
         def compiled(
             row: Any, latents: Any
         ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-            given = _given(graph, row, latents, params, self.solved)
+            given = _given(row, latents, params, self.solved)
             locals_ = {name: latents[name] for name in self.solved}
             return row_and_validity(program, given, locals_)
 
@@ -309,7 +312,6 @@ def _sites_with(graph: ModelGraph, solved: Collection[str]) -> list[str]:
 
 
 def _given(
-    graph: ModelGraph,
     row: Mapping[str, Any],
     latents: Mapping[str, Any],
     params: Mapping[str, Any],
@@ -341,7 +343,6 @@ def _given_globals(
     given = {
         name: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
         for name, x in _given(
-            graph,
             row,
             latents,
             jax.tree.map(lambda x: _abstract(x.shape, x.dtype), params),

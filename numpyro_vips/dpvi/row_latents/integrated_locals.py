@@ -26,8 +26,8 @@ from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.handler_stack import unvalidated
 from numpyro_vips.model.log_density import row_log_density
-from numpyro_vips.model.prior_centre import initial_params
-from numpyro_vips.model.synthetic_rows import synthetic_row
+from numpyro_vips.model.synthetic.prior_centre import initial_params
+from numpyro_vips.model.synthetic.synthetic_rows import synthetic_row
 
 # Nodes per dimension, by the number of dimensions; see `tests/dpvi/
 # test_integrated_locals.py` for what these are worth.

@@ -83,7 +83,7 @@ class NoisyCounts(NamedTuple):
 def _far_or_near(
     standing: Bool[np.ndarray, " bins"], width: int, threshold: float
 ) -> Float64[np.ndarray, " windows"]:
-    """By how many standard deviations each window of this width has to stand out."""
+    """The standard deviations by which each window of this width has to stand out."""
     windows = len(standing) - width + 1
     if not standing.any():
         return np.full(windows, threshold)

@@ -30,9 +30,12 @@ from numpyro_vips.fitting.bounds.synthetic_norms import (
 )
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.exposures import exposures
+from numpyro_vips.model.facts.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.synthetic_rows import encoded_rows, rows_of_other_sizes
+from numpyro_vips.model.synthetic.synthetic_rows import (
+    encoded_rows,
+    rows_of_other_sizes,
+)
 from numpyro_vips.privacy.releases import WHOLE_VECTOR, Columns, Release, Together
 
 # Well within the range of norms that mechanisms take.

@@ -26,8 +26,8 @@ from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_centre import moderate_draws
-from numpyro_vips.model.synthetic_rows import encoded_rows, synthetic_rows
+from numpyro_vips.model.synthetic.prior_centre import moderate_draws
+from numpyro_vips.model.synthetic.synthetic_rows import encoded_rows, synthetic_rows
 
 # Draws of the globals, and rows at each of them.
 _NUM_DRAWS, _ROWS_PER_DRAW = 256, 32

@@ -14,8 +14,11 @@ from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
-from numpyro_vips.model.synthetic_rows import rows_of_unit_size, rows_with_codes
+from numpyro_vips.model.synthetic.prior_predictive import NoValidRows, rows_from_model
+from numpyro_vips.model.synthetic.synthetic_rows import (
+    rows_of_unit_size,
+    rows_with_codes,
+)
 from numpyro_vips.privacy.releases import Together
 
 # How many synthetic rows norms are read off.
@@ -117,7 +120,7 @@ Norms = Mapping[str, np.ndarray]
 
 
 def _number_seen(norms: Norms) -> int:
-    """Of how many blocks some row has a norm above zero."""
+    """The number of blocks of which some row has a norm above zero."""
     return sum(bool(np.any(of > 0)) for of in norms.values())
 
 

@@ -29,11 +29,14 @@ from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.handler_stack import unvalidated
-from numpyro_vips.model.prior_centre import at_initial_params
-from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
 from numpyro_vips.model.refused_rows import why_rows_meet
 from numpyro_vips.model.sparse_rows import dense_rows
-from numpyro_vips.model.synthetic_rows import synthetic_latents, with_synthetic_rows
+from numpyro_vips.model.synthetic.prior_centre import at_initial_params
+from numpyro_vips.model.synthetic.prior_predictive import NoValidRows, rows_from_model
+from numpyro_vips.model.synthetic.synthetic_rows import (
+    synthetic_latents,
+    with_synthetic_rows,
+)
 from numpyro_vips.vips.e_step.coordinates import copies_array, divided_by_weight
 from numpyro_vips.vips.e_step.evidence_bound import entropy
 from numpyro_vips.vips.program.expectations import expected, natural_parameters

@@ -13,7 +13,7 @@ from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.model.graph import ModelGraph, retrace
-from numpyro_vips.model.synthetic_rows import with_synthetic_rows
+from numpyro_vips.model.synthetic.synthetic_rows import with_synthetic_rows
 from numpyro_vips.model.trace import abstract_taken_row
 from numpyro_vips.vips.compile.certificate import CertificateError, certify
 from numpyro_vips.vips.compile.factor_legality import illegal_factors

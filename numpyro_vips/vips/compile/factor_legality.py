@@ -17,8 +17,9 @@ from jaxtyping import Array, Float, Shaped
 
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Slot, Term
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.errors import quoted
 from numpyro_vips.jax_tools.double_precision import trace_in_double
-from numpyro_vips.model.synthetic_rows import synthetic_latents
+from numpyro_vips.model.synthetic.synthetic_rows import synthetic_latents
 from numpyro_vips.vips.compile.certificate import point_moments
 from numpyro_vips.vips.program.expectations import natural_parameters
 from numpyro_vips.vips.program.named_arrays import MomentsByFactor, Numbers, Values
@@ -38,7 +39,7 @@ def illegal_factors(program: ConjugateProgram) -> dict[str, str]:
     for site, terms in program.factor_terms.items():
         factor = _first_illegal(program, terms)
         if factor is not None:
-            names = ", ".join(map(repr, factor.latents))
+            names = quoted(factor.latents)
             reasons[site] = (
                 f"a factor that is no log density in {names} at some numbers "
                 "that a row may hold, so that there may be no posterior to update "

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
 from numpyro_vips.vips.corrections.clipping_bias import without_clipping
 from numpyro_vips.vips.corrections.missing_information import load_optimizers, observed
 from numpyro_vips.vips.corrections.row_simulation import FEWEST_SIMULATED, RowSimulation
@@ -32,7 +32,7 @@ from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 from numpyro_vips.vips.steps.newton_steps import Target
 from numpyro_vips.vips.steps.released_sums import Bound, Unclipped
 from numpyro_vips.vips.steps.state import VipsState, is_noisy
-from numpyro_vips.vips.steps.statistic_coordinates import Coordinates
+from numpyro_vips.vips.steps.statistic_coordinates import StatisticCoordinates
 from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 
 # Parameters beyond which a posterior does not say which part of its variance is noise.
@@ -112,7 +112,7 @@ class Reading:
             if state.covariates is None:
                 return None
             covariates = self._covariates(state, sums.statistics)
-        coordinates = Coordinates(
+        coordinates = StatisticCoordinates(
             [
                 statistic
                 for statistic in self._roles.statistics

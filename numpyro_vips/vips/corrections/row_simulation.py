@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, equal_chunks
-from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.corrections.clipping_bias import Lost
 from numpyro_vips.vips.program.named_arrays import Means, NewMeans, NewSums, Sums
 from numpyro_vips.vips.row_sums.covariates import Covariates

@@ -7,14 +7,14 @@ import numpy as np
 from jaxtyping import Float64
 
 from numpyro_vips.jax_tools.row_sums import ZERO_ROWS, equal_chunks
-from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.program.named_arrays import ByStatistic, MomentsByFactor, Rows
 from numpyro_vips.vips.row_sums.covariates import Covariates
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 from numpyro_vips.vips.steps.released_sums import Bound, Unclipped
 from numpyro_vips.vips.steps.state import VipsState
-from numpyro_vips.vips.steps.statistic_coordinates import Coordinates, Vector
+from numpyro_vips.vips.steps.statistic_coordinates import StatisticCoordinates, Vector
 
 # How often chunks of rows are worked on at most.
 _MOST_CHUNKS = 16
@@ -40,7 +40,7 @@ class SimulatedAnswers:
     def __init__(
         self,
         simulator: RowSimulator,
-        coordinates: Coordinates,
+        coordinates: StatisticCoordinates,
         on_rows: RowPrograms,
         on_globals: GlobalPrograms,
         state: VipsState,
@@ -64,11 +64,11 @@ class SimulatedAnswers:
         return self._sums._replace(statistics={**self._sums.statistics, **blocks})
 
     def inside(self, sums: Vector, margins: Vector) -> Vector:
-        """The sums with those of one sign kept off zero; see `Coordinates.inside`."""
+        """Sums kept off zero by margins; see `StatisticCoordinates.inside`."""
         return self._coordinates.inside(sums, margins)
 
     def sizes(self, sums: Vector) -> Vector:
-        """The root mean square of each block; see `Coordinates.sizes`."""
+        """The root mean square of each block; see `StatisticCoordinates.sizes`."""
         return self._coordinates.sizes(sums)
 
     def natural(self, sums: Vector) -> Vector | None:

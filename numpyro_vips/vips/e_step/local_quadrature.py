@@ -141,7 +141,7 @@ class _Target(NamedTuple):
     def change(
         self, z: Point, slope: Point, bound: Matrix, step: Point
     ) -> Float[Array, ""]:
-        """By how much log q grows from z to z + step.
+        """How much log q grows from z to z + step.
 
         It is computed without the difference of two large numbers: the growth of the
         bound at z, and how far the bound then lies below.

@@ -33,7 +33,7 @@ PUBLIC_SWEEPS = 100
 
 
 class GlobalStep:
-    """From one public state to the next, by what a step has released.
+    """Leads from one public state to the next, by what a step has released.
 
     Args:
       program: The model.

@@ -20,7 +20,7 @@ from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.row_queries import RowQuery, map_rows
-from numpyro_vips.model.synthetic_rows import with_synthetic_rows
+from numpyro_vips.model.synthetic.synthetic_rows import with_synthetic_rows
 from numpyro_vips.vips.compile.certificate import point_moments
 from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.e_step.coordinates import copies_array

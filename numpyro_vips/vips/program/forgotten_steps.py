@@ -37,7 +37,7 @@ import numpy as np
 from numpyro_vips.conjugacy.algebra.terms import Label, Term
 from numpyro_vips.conjugacy.structure.structure import Structure, is_real
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_centre import global_values, unconstrained_scale
+from numpyro_vips.model.synthetic.prior_centre import global_values, unconstrained_scale
 
 # Which part of the steps, the first ones. Parting takes some ten steps of noisy sums,
 # in which five overlapping clusters are found.
@@ -152,7 +152,7 @@ def _start_apart(graph: ModelGraph, components: Iterable[Set[tuple[str, int]]]) 
 
 
 def num_waiting(num_steps: int) -> int:
-    """In how many of a fit's first steps the globals that wait are not updated."""
+    """The number of a fit's first steps in which globals that wait are not updated."""
     return math.floor(WAITING * num_steps)
 
 

@@ -45,7 +45,7 @@ def moments_block(number: int) -> Block:
 
 
 class Units(NamedTuple):
-    """In which units covariates x are taken: as (x - means) / scale.
+    """The units in which covariates x are taken, as (x - means) / scale.
 
     Attributes:
       means, scale: Public; of all covariates, in the order of their places.

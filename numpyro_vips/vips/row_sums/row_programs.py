@@ -21,7 +21,7 @@ from numpyro_vips.jax_tools.row_sums import (
 )
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
 from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.vips.e_step.evidence_bound import row_bound
 from numpyro_vips.vips.program.expectations import (
@@ -59,7 +59,7 @@ from numpyro_vips.vips.row_sums.sizes_of_rows import (
     norms_of_rows,
 )
 from numpyro_vips.vips.steps.state import VipsState, as_arrays
-from numpyro_vips.vips.units.feature_units import FeatureColumns
+from numpyro_vips.vips.units.feature_units import FeatureGroup
 from numpyro_vips.vips.units.frames import frames_of
 from numpyro_vips.vips.units.whitening import zero_origins
 
@@ -97,7 +97,7 @@ class RowPrograms:
         program: ConjugateProgram,
         num_rows: int,
         local_steps: int,
-        columns_of_features: Mapping[str, FeatureColumns],
+        columns_of_features: Mapping[str, FeatureGroup],
     ):
         self.program = program
         self.num_rows = num_rows
@@ -200,7 +200,7 @@ class RowPrograms:
 
     @functools.cached_property
     def additions(self) -> Mapping[str, int]:
-        """See `scattered.additions_of_rows`."""
+        """By statistic, how many numbers of a row are added to an entry at most."""
         return additions_of_rows(self.program)
 
     @functools.cached_property
@@ -339,7 +339,7 @@ class RowPrograms:
         parts: NormParts,
         in_any_state: bool,
     ) -> dict[str, Float[Array | np.ndarray, " _bins"]]:
-        """In how many rows each part's norm lies in which bin, not yet private.
+        """The number of rows in each bin of every part's norm, not yet private.
 
         If there is a program that counts these parts and others, it is asked, and the
         others are left out: to compile one more takes longer than to count more.

@@ -78,7 +78,7 @@ class Trail(NamedTuple):
 
     @property
     def remaining(self) -> float:
-        """At most how far the globals still have to go; infinite if that is not known.
+        """A bound on how far the globals still have to go; infinite if none is known.
 
         Stretches grow, so where steps lead nowhere in particular, or on and on, a
         stretch is no shorter than the one before it.

@@ -11,7 +11,7 @@ from numpyro_vips.vips.program.named_arrays import NewSums, Sums
 Vector = Float64[np.ndarray, " coordinates"]
 
 
-class Coordinates:
+class StatisticCoordinates:
     """The free numbers in the blocks of some statistics, as one vector.
 
     Equal entries of a symmetric matrix are one number, larger by √2: noise has the same

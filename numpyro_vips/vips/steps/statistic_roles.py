@@ -7,7 +7,7 @@ from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import Release, Together
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.steps.statistic_coordinates import Coordinates
+from numpyro_vips.vips.steps.statistic_coordinates import StatisticCoordinates
 from numpyro_vips.vips.units.column_units import columns_with_squares
 from numpyro_vips.vips.units.entry_units import vectors_of_entries
 from numpyro_vips.vips.units.whitening import whitened_factors
@@ -276,7 +276,7 @@ class StatisticRoles:
         Newton steps have a curvature for that.
         """
         statistics = [s for s in self.statistics if s.release != "public"]
-        number = len(Coordinates(statistics))
+        number = len(StatisticCoordinates(statistics))
         if (
             self._structure.centred
             or self.squares

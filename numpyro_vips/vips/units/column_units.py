@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from numpyro_vips.model.prior_centre import units_of_prior
+from numpyro_vips.model.synthetic.prior_centre import units_of_prior
 from numpyro_vips.vips.program.named_arrays import InDouble, as_rows_know
 from numpyro_vips.vips.program.program import ConjugateProgram
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_centre import run_at_quartiles
+from numpyro_vips.model.synthetic.prior_centre import run_at_quartiles
 from numpyro_vips.vips.program.program import ConjugateProgram
 
 # How far from zero rows are at quartiles of the prior, in standard deviations about

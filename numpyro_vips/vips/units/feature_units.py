@@ -37,7 +37,7 @@ from numpyro_vips.vips.units.column_units import narrower
 _LARGEST_RATIO = 4.0
 
 
-class FeatureColumns(NamedTuple):
+class FeatureGroup(NamedTuple):
     """Features whose products share a norm.
 
     Attributes:
@@ -53,7 +53,7 @@ class FeatureColumns(NamedTuple):
 
 def columns_of_features(
     program: ConjugateProgram, factors: Collection[str], together: Sequence[Together]
-) -> dict[str, FeatureColumns]:
+) -> dict[str, FeatureGroup]:
     """By the norm of their products, features that share it.
 
     Args:
@@ -73,13 +73,13 @@ def columns_of_features(
                 # Each is as large as an intercept whose square is released with theirs.
                 reference = math.sqrt(len(indices))
             if len(indices) > 1:
-                found[products.name] = FeatureColumns(name, indices, reference)
+                found[products.name] = FeatureGroup(name, indices, reference)
     return found
 
 
 def units_of_sizes(
     standards: Mapping[str, Standardisation],
-    columns: Mapping[str, FeatureColumns],
+    columns: Mapping[str, FeatureGroup],
     sizes: Mapping[str, Float64[np.ndarray, " _columns"]],
 ) -> dict[str, Standardisation]:
     """Standardisations in which features are of one size.
@@ -101,7 +101,7 @@ def units_of_sizes(
 
 def narrower_start(
     program: ConjugateProgram,
-    columns: Mapping[str, FeatureColumns],
+    columns: Mapping[str, FeatureGroup],
     moments: InDouble,
     sizes: Mapping[str, Float64[np.ndarray, " _columns"]],
 ) -> InDouble:

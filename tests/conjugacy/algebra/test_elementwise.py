@@ -154,7 +154,7 @@ def test_constants_are_mapped_as_arrays(is_private: bool) -> None:
         lambda a, b: np.tanh(a) * b,
         lambda a, b: jnp.tanh(a) * b,
         form,
-        forms.as_form(2),
+        forms.number(2),
     )
     assert found.is_private is is_private
     np.testing.assert_allclose(value(found), 2 * np.tanh(X), rtol=1e-6)

@@ -18,7 +18,7 @@ from _row_by_row import solve_locals
 from scipy import optimize, special, stats
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.curvature_noise import SHARES
+from numpyro_vips.fitting.advantages.curvature_noise import SHARES
 from numpyro_vips.fitting.private_step import release, update
 from numpyro_vips.fitting.schedule import CURVATURE_AFTER
 from numpyro_vips.model.arguments import bind_arguments

@@ -63,7 +63,7 @@ def test_the_bound_meets_the_logarithm_at_the_best_probabilities() -> None:
 def test_what_is_asked_for_twice_has_two_names() -> None:
     def density(augment: Augmentation) -> Form:
         x = forms.latent("a", (3,), signed=True)
-        one = forms.as_form(1.0)
+        one = forms.number(1.0)
         return augment.logistic(x, one) + augment.logistic(2.0 * x, one)
 
     _, auxiliaries = augmented(density, "y", "global", {})

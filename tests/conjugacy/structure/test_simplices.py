@@ -45,7 +45,7 @@ def sticks() -> Form:
     """v₁, (1 - v₁)v₂, ..., and what is left: broken off one after the other."""
     v = form("v")
     parts = []
-    rest = forms.as_form(1.0)
+    rest = forms.number(1.0)
     for k in range(3):
         target = Label(3)
         pick = OneHot(np.asarray(k), (), target)

@@ -11,9 +11,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _compiled import reads_without_memory
+from _dpvi_engines import engine_of_graph
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.gradients.clipped_gradients import RowGradients, Shared
 from numpyro_vips.dpvi.gradients.released_leaves import ReleasedLeaves
 from numpyro_vips.dpvi.gradients.row_fingerprints import fingerprint_of_row
@@ -314,7 +314,7 @@ def test_rows_together_have_the_gradients_that_each_has_alone() -> None:
     total, y = np.full(1500, 20, np.int32), np.arange(1500, dtype=np.int32) % 21
     model = nv.private(shares, unit="rows")
     graph = build_graph(model, bind_arguments(model, (total, y), {}))
-    found = DpviEngine(graph).compiled.row_gradients
+    found = engine_of_graph(graph).compiled.row_gradients
     tree = ({"k": jnp.float32(2.0), "m": jnp.float32(1.0)}, {})
     units = jnp.array([[0.05, 0.01], [0.0, 0.2]])
     at = Shared(tree, jnp.zeros((1, 2)), threefry_key(0), units)
@@ -365,7 +365,7 @@ def test_rows_have_the_gradients_of_maxima_of_their_numbers(name: str) -> None:
     rows = {"x": x.astype(np.float32), "y": y.astype(np.float32)}
     model = nv.private(of_rows, unit="rows")
     graph = build_graph(model, bind_arguments(model, tuple(rows.values()), {}))
-    found = DpviEngine(graph, has_norms=True).compiled.row_gradients
+    found = engine_of_graph(graph, has_norms=True).compiled.row_gradients
 
     @jax.jit
     def total(scaled: Any, rows: Any, mask: Any) -> Any:
@@ -397,7 +397,7 @@ def test_rows_that_cancel_have_one_gradient_for_the_norm_and_for_the_sum() -> No
     rows = {"x": x, "y": w * x}
     model = nv.private(hinge, unit="rows")
     graph = build_graph(model, bind_arguments(model, tuple(rows.values()), {}))
-    gradient = DpviEngine(graph, has_norms=True).compiled.row_gradients
+    gradient = engine_of_graph(graph, has_norms=True).compiled.row_gradients
 
     @jax.jit
     def total(loc: Any, rows: Any, mask: Any) -> Any:

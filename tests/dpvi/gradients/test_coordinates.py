@@ -9,7 +9,7 @@ import pytest
 from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.gradients.coordinates import Coordinates
+from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates
 from numpyro_vips.vips.m_step.noisy_information import Information
 
 RNG = np.random.default_rng(0)
@@ -25,8 +25,10 @@ def axes_of(number: int) -> np.ndarray:
     return axes
 
 
-def own(number: int) -> Coordinates:
-    return Coordinates.of_globals(np.eye(number), np.zeros((number, 0)), np.float64)
+def own(number: int) -> GradientCoordinates:
+    return GradientCoordinates.of_globals(
+        np.eye(number), np.zeros((number, 0)), np.float64
+    )
 
 
 def test_without_noise_all_directions_become_alike():

@@ -8,8 +8,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.gradients.factored_gradients import FactoredProgram
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
@@ -220,7 +220,7 @@ def engine():
 
 def _engine():
     arguments = bind_arguments(everything, tuple(_rows(9).values()), {})
-    return DpviEngine(build_graph(everything, arguments))
+    return engine_of_graph(build_graph(everything, arguments))
 
 
 def _sum(engine, rows, mask, clipping_norm=0.6):

@@ -8,13 +8,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import new_engine
 from scipy import stats
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.gradients.redrawn_rows import redrawing
-from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.graph import build_graph
 
 COUNT = 4000
 X = np.linspace(-1.0, 1.0, COUNT).astype(np.float32)
@@ -50,9 +49,7 @@ def not_drawn(x: Any, y: Any) -> None:
 
 
 def engine_of(fn: Any, *rows: np.ndarray, **settings: Any) -> DpviEngine:
-    model = nv.private(fn, unit="rows")
-    graph = build_graph(model, bind_arguments(model, rows, {}))
-    return DpviEngine(graph, **settings)
+    return new_engine(nv.private(fn, unit="rows"), *rows, **settings)
 
 
 def redrawn(engine: DpviEngine, rows: Any, values: Any) -> Any:

@@ -8,11 +8,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 from _fits import fit_to
 from _models import graph_of
 
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.gradients.coordinates import Coordinates
+from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates
 from numpyro_vips.vips.m_step.noisy_information import Information
 
 GROUPS = 5
@@ -128,7 +129,7 @@ def rows(num_rows: int = NUM_ROWS) -> tuple[np.ndarray, ...]:
 
 
 def engine_of(fn: Any) -> DpviEngine:
-    return DpviEngine(graph_of(fn, rows())[1])
+    return engine_of_graph(graph_of(fn, rows())[1])
 
 
 @pytest.mark.thorough_with("crossed_with_others*", "log_of*", "slopes*")
@@ -182,7 +183,7 @@ def test_a_direction_that_turns_is_none_but_is_told() -> None:
 def test_what_is_noise_for_certain_is_taken_out() -> None:
     silent = np.array([[1.0], [-1.0], [0.0]]) / np.sqrt(2.0)
     units = np.diag([1.0, 2.0, 1.0])
-    coordinates = Coordinates.of_globals(units, silent, np.float64)
+    coordinates = GradientCoordinates.of_globals(units, silent, np.float64)
     noise = jnp.asarray(np.random.default_rng(1).normal(size=3))
     heard = np.asarray(coordinates.heard(noise))
     # In the globals: g = (Uᵀ)⁻¹ of the gradient in the coordinates.

@@ -10,14 +10,13 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from _dpvi_engines import new_engine
 
 import gaussian_mixture
 from numpyro_vips import DPVI, PrivacyBudget, PrivateVI
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides.late_globals import waiting_coordinates
 from numpyro_vips.handlers import private
-from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.graph import build_graph
 
 KEY = jax.random.key(0)
 
@@ -73,11 +72,6 @@ CASES = {
 }
 
 
-def engine_for(model: private, x: np.ndarray, **settings: Any) -> DpviEngine:
-    graph = build_graph(model, bind_arguments(model, (x,), {}))
-    return DpviEngine(graph, **settings)
-
-
 def names_that_wait(engine: DpviEngine) -> set[str]:
     split = engine.space.split(jnp.asarray(engine.program.is_late, float))
     found = {name for name, late in split.items() if np.any(np.asarray(late))}
@@ -90,27 +84,27 @@ def names_that_wait(engine: DpviEngine) -> set[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_which_globals_wait(name: str):
     model, x, expected = CASES[name]
-    assert names_that_wait(engine_for(model, x)) == expected
+    assert names_that_wait(new_engine(model, x)) == expected
 
 
 @pytest.mark.thorough
 def test_nothing_waits_where_the_caller_says_how_steps_go():
     model = gaussian_mixture.mixture(4)
-    assert not names_that_wait(engine_for(model, PAIRS, optimizer=optax.sgd(0.1)))
-    assert not names_that_wait(engine_for(model, PAIRS, until_converged=True))
+    assert not names_that_wait(new_engine(model, PAIRS, optimizer=optax.sgd(0.1)))
+    assert not names_that_wait(new_engine(model, PAIRS, until_converged=True))
 
 
 @pytest.mark.thorough
 def test_explain_names_them_and_the_number_of_steps():
-    (note,) = engine_for(with_discrete_latents, REAL, num_steps=80).notes()
+    (note,) = new_engine(with_discrete_latents, REAL, num_steps=80).notes()
     assert "'weight'" in note and "'scale'" in note and "'mean'" not in note
     assert "10 steps" in note
-    assert not list(engine_for(regression, PAIRS).notes())
+    assert not list(new_engine(regression, PAIRS).notes())
 
 
 @pytest.mark.thorough
 def test_coordinates_are_those_of_the_names():
-    sites = engine_for(with_discrete_latents, REAL).space.sites
+    sites = new_engine(with_discrete_latents, REAL).space.sites
     found = waiting_coordinates(sites, frozenset({"weight"}))
     expected = [s.name == "weight" for s in sites for _ in range(_size(s))]
     assert found.tolist() == expected and sum(expected) == 2
@@ -123,7 +117,7 @@ def _size(site: Any) -> int:
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_steps", [16, 41])
 def test_they_wait_for_an_eighth_of_the_steps_and_move_then(num_steps: int):
-    engine = engine_for(with_discrete_latents, REAL, num_steps=num_steps)
+    engine = new_engine(with_discrete_latents, REAL, num_steps=num_steps)
     state = engine.initial_state(KEY)
     before = np.asarray(state.variational.guide["loc"])
     (block,) = engine.blocks("adaptive")

@@ -9,11 +9,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_of_graph
 from _fits import vi_of
 from _models import three_locals
 from scipy import special, stats
 
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
@@ -141,7 +141,7 @@ def test_exact_posteriors_give_the_marginal_density(case, x64):
     args = tuple(_rows()[name] for name in names)
     sums = []
     for model in (solved, marginal):
-        engine = DpviEngine(_graph(model, *args))
+        engine = engine_of_graph(_graph(model, *args))
         state = engine.initial_state(KEY)
         rows = dict(bind_arguments(private(model, unit="people"), args, {}).private)
         found = engine.bounded_sum(
@@ -231,7 +231,7 @@ def test_discrete_latents_that_are_too_many_are_solved_for_too(x64):
 @pytest.mark.optimized
 def test_one_row_moves_the_sum_by_at_most_the_clipping_norm():
     rows = _rows()
-    engine = DpviEngine(_graph(frailty, rows["X"], rows["counts"]))
+    engine = engine_of_graph(_graph(frailty, rows["X"], rows["counts"]))
     state = engine.initial_state(KEY)
 
     def loc(X: Any, y: Any, mask: Any) -> np.ndarray:

@@ -78,7 +78,7 @@ def test_a_wrong_prior_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_augmentation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_half(x: Any, logits: Any, *, augment: Any) -> forms.Form:
-        one = forms.as_form(1.0)
+        one = forms.number(1.0)
         return x * as_form(logits) + augment.logistic(as_form(logits), one)
 
     monkeypatch.setitem(log_densities.REGISTRY, dist.BernoulliLogits, without_half)

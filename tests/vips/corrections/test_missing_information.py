@@ -16,7 +16,7 @@ import numpyro_vips as nv
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.vips.corrections.missing_information import observed
 from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
-from numpyro_vips.vips.steps.statistic_coordinates import Coordinates
+from numpyro_vips.vips.steps.statistic_coordinates import StatisticCoordinates
 
 ROWS = 4_000
 WRONG = 0.2
@@ -359,7 +359,7 @@ def test_coordinates_are_those_of_the_noise() -> None:
         release="adaptive",
         matrix=((0,), (1,), (2,)),
     )
-    coordinates = Coordinates([plain, square])
+    coordinates = StatisticCoordinates([plain, square])
     rng = np.random.default_rng(0)
     half = rng.normal(size=(2, 3, 3))
     blocks = {"x": rng.normal(size=2), "xx": half + np.swapaxes(half, 1, 2)}
@@ -381,7 +381,7 @@ def test_counts_below_zero_are_looked_at_inside() -> None:
     )
     other = Statistic(name="x", atoms=(), shape=(1,), release="adaptive", matrix=None)
     vector = np.array([-3.0, 0.5, 7.0, -3.0])
-    found = Coordinates([count, other]).inside(vector, np.full(4, 2.0))
+    found = StatisticCoordinates([count, other]).inside(vector, np.full(4, 2.0))
     np.testing.assert_array_equal(found, [2.0, 2.0, 7.0, -3.0])
 
 

@@ -8,7 +8,7 @@ from _repeated import BETWEEN, COMPLETE, ROWS, WITHIN, fit, levels, mean_of
 
 from numpyro_vips.vips.corrections.simulated_answers import SimulatedAnswers
 from numpyro_vips.vips.steps.released_sums import AskedPlace, Bound, Unclipped
-from numpyro_vips.vips.steps.statistic_coordinates import Coordinates
+from numpyro_vips.vips.steps.statistic_coordinates import StatisticCoordinates
 
 NAME = "⟨mean⟩"
 
@@ -28,7 +28,7 @@ def answers_of(state: tuple[Any, Any], **changes: Any) -> SimulatedAnswers:
     (statistic,) = (s for s in engine.statistics if s.name == NAME)
     return SimulatedAnswers(
         engine.on_rows.simulator,
-        Coordinates([statistic]),
+        StatisticCoordinates([statistic]),
         engine.on_rows,
         engine.on_globals,
         now,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from numpyro_vips.vips.steps.statistic_coordinates import Coordinates
+from numpyro_vips.vips.steps.statistic_coordinates import StatisticCoordinates
 
 STATISTICS: Any = (
     types.SimpleNamespace(name="vector", block_shape=(2, 3), matrix=None),
@@ -23,25 +23,25 @@ def blocks() -> dict[str, np.ndarray]:
 
 
 def test_equal_entries_of_a_symmetric_matrix_are_one_number(blocks):
-    coordinates = Coordinates(STATISTICS)
+    coordinates = StatisticCoordinates(STATISTICS)
     assert len(coordinates) == 2 * 3 + 2 * 10
     assert coordinates.vector(blocks).shape == (len(coordinates),)
 
 
 def test_blocks_come_back(blocks):
-    coordinates = Coordinates(STATISTICS)
+    coordinates = StatisticCoordinates(STATISTICS)
     back = coordinates.blocks(coordinates.vector(blocks))
     for name, block in blocks.items():
         np.testing.assert_allclose(back[name], block, rtol=1e-15)
 
 
 def test_the_norm_of_the_vector_is_that_of_the_blocks(blocks):
-    norm = np.linalg.norm(Coordinates(STATISTICS).vector(blocks))
+    norm = np.linalg.norm(StatisticCoordinates(STATISTICS).vector(blocks))
     expected = np.sqrt(sum(np.sum(block**2) for block in blocks.values()))
     np.testing.assert_allclose(norm, expected, rtol=1e-14)
 
 
 def test_standard_deviations_of_equal_entries_are_one_number():
     noise = {"vector": 2.0, "matrix": np.full((4, 4), 3.0)}
-    found = Coordinates(STATISTICS).by_coordinate(noise)
+    found = StatisticCoordinates(STATISTICS).by_coordinate(noise)
     np.testing.assert_array_equal(found, [2.0] * 6 + [3.0] * 20)

@@ -1,0 +1,1 @@
+"""In which models DPVI is predicted to be more accurate than VIPS."""

@@ -1,0 +1,1 @@
+"""All that a model refers to: found arrays are public, and tell models apart."""
