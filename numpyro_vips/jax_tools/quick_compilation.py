@@ -77,17 +77,21 @@ def _jitted(
     @functools.cache
     def jitted() -> Any:
         # Not before the first call: asking XLA starts JAX's backends.
-        known = _known(tuple(of_compiler.items()))
+        known = _known(of_compiler)
         return jax.jit(function, compiler_options=known, **options)
 
     return jitted
 
 
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of the options that this XLA knows; one that it does not is an error."""
+    return {name: value for name, value in options.items() if _is_known(name, value)}
+
+
 @functools.cache
-def _known(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    """The options; none where this XLA does not know them."""
+def _is_known(name: str, value: Any) -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
+        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
     except jax.errors.JaxRuntimeError:
-        return {}
-    return dict(options)
+        return False
+    return True

@@ -39,6 +39,12 @@ def test_on_few_numbers_what_runs_on_globals_is_not_optimised(size, level, monke
     assert used.get("xla_backend_optimization_level") == level
 
 
+def test_an_option_that_xla_does_not_know_takes_no_other_with_it():
+    level = {"xla_backend_optimization_level": 0}
+    options = {"xla_no_such_option": False, **level}
+    assert quick_compilation._known(options) == level
+
+
 def test_what_runs_on_globals_is_compiled_ahead_of_its_call():
     traced = []
 
@@ -67,9 +73,6 @@ def test_a_function_is_traced_once():
 
 
 def test_options_that_this_compiler_does_not_know_are_left_out(monkeypatch):
-    monkeypatch.setattr(quick_compilation, "_UNOPTIMIZED", {"xla_nothing_known": 0})
-    quick_compilation._known.cache_clear()
-    try:
-        assert float(jit_unoptimized(lambda x: 2 * x)(1.0)) == 2.0
-    finally:
-        quick_compilation._known.cache_clear()
+    options = {"xla_nothing_known": 0}
+    monkeypatch.setattr(quick_compilation, "_UNOPTIMIZED", options)
+    assert float(jit_unoptimized(lambda x: 2 * x)(1.0)) == 2.0
