@@ -7,30 +7,63 @@ everywhere, so that noise can be kept out of them (`gradients/silent_directions.
 and no row depends on τ: nothing is released of it, as of the scale of any prior. It is
 the same model, and draws of z are a / τ.
 
-That rows know of τ z alone is tried, on synthetic rows at random places of the globals.
-No private value is read.
+Effects of several kinds, such as a level and a slope for each group, are often written
+as diag(τ) L z[group] with a Cholesky factor L of their correlations, as of
+`LKJCholesky`. Rows then know a = diag(τ) L z alone, and the same is done.
+
+That rows know no more is tried, on synthetic rows at random places of the globals. No
+private value is read.
 """
 
-import math
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jaxtyping import Array, Bool, Float, Float64, Shaped
+from jaxtyping import Array, Float, Shaped
+from numpyro.distributions import constraints
 
-from numpyro_vips.dpvi.gradients.trial_gradients import picks_entries, trial_gradients
+from numpyro_vips.dpvi.gradients.trial_gradients import picks_entries
 from numpyro_vips.dpvi.guides.public_ranges import is_positive
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.distributions import unwrapped
 
 # Effects for each scale, from which on they are those of groups.
 _FEWEST_EFFECTS = 3
-# Places at which gradients are looked at.
+# Places at which densities are compared.
 _TRIALS = 3
-# What is left of a difference that is zero, in single precision, relative to its parts.
+# What is left of a difference that is zero, in single precision, over the larger of one
+# and the number.
 _ROUNDING = 1e-4
+
+
+class Product(NamedTuple):
+    """What effects are multiplied by before a row knows them.
+
+    Attributes:
+      scale: Name of their scale.
+      correlated_by: Name of the Cholesky factor of their correlations; None for none.
+    """
+
+    scale: str
+    correlated_by: str | None = None
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """The names of both, or of the scale alone."""
+        return tuple(name for name in self if name is not None)
+
+    def of(self, effects: GuideSite) -> GuideSite:
+        """The effects' site with the product as its number."""
+        return dataclasses.replace(
+            effects, over=self.scale, correlated_by=self.correlated_by
+        )
 
 
 def centred_effects(
@@ -40,8 +73,8 @@ def centred_effects(
     priors: Mapping[str, Any],
     start: Mapping[str, Any],
     rows: Callable[[], Mapping[str, Shaped[np.ndarray, "rows ..."]]],
-) -> dict[str, str]:
-    """Names of such effects, and of the scale of each.
+) -> dict[str, Product]:
+    """Names of such effects, and what each is multiplied by.
 
     Args:
       density: A row's log density, of the globals' values and of the row.
@@ -51,34 +84,63 @@ def centred_effects(
       start: Unconstrained values of all globals, about which trials are made.
       rows: Makes synthetic rows, some of whose integers number the effects.
     """
-    pairs = [*_candidates(space.sites, priors)]
-    if not pairs or not picks_entries(program()):
+    candidates = [*_candidates(space.sites, priors)]
+    if not candidates or not picks_entries(program()):
         return {}
-    trials = [
-        *trial_gradients(
-            density, start, rows(), number=_TRIALS, seed=7, values=space.values
-        )
-    ]
-    found: dict[str, str] = {}
-    for effects, scale in pairs:
-        is_free = effects.name not in found and scale.name not in found.values()
-        if is_free and all(_known_as_product(effects, scale, *t) for t in trials):
-            found[effects.name] = scale.name
+    places, made = _places(space, start), rows()
+    of_rows = jit_unoptimized(jax.vmap(density, in_axes=(None, 0)))
+    found: dict[str, Product] = {}
+    for effects, product in candidates:
+        used = {name for other in found.values() for name in other.factors}
+        if effects.name in found or used & set(product.factors):
+            continue
+        if _known_alone(
+            effects, product, space, places, lambda values: of_rows(values, made)
+        ):
+            found[effects.name] = product
     return found
+
+
+def _places(
+    space: UnconstrainedSpace, start: Mapping[str, Any]
+) -> list[dict[str, Float[Array, "..."]]]:
+    """Values of the globals at random places about the start."""
+    rng, dtype = np.random.default_rng(7), jnp.result_type(float)
+    return [
+        space.values(
+            {
+                name: jnp.asarray(free + rng.normal(size=np.shape(free)), dtype)
+                for name, free in start.items()
+            }
+        )
+        for _ in range(_TRIALS)
+    ]
 
 
 def _candidates(
     sites: Sequence[GuideSite], priors: Mapping[str, Any]
-) -> Iterator[tuple[GuideSite, GuideSite]]:
-    """Normal effects about zero, each with each scale that may multiply them."""
+) -> Iterator[tuple[GuideSite, Product]]:
+    """Normal effects about zero, each with all that may multiply them."""
+    scales = [site for site in sites if is_positive(site.support)]
+    choleskys = [site for site in sites if _is_of_correlations(site)]
     for effects in sites:
         if not (effects.is_real and _is_about_zero(priors[effects.name])):
             continue
-        for scale in sites:
+        for scale in scales:
             last = effects.shape[len(effects.shape) - len(scale.shape) :]
-            has_many = math.prod(effects.shape) >= _FEWEST_EFFECTS * math.prod(last)
-            if is_positive(scale.support) and scale.shape == last and has_many:
-                yield effects, scale
+            has_many = effects.size >= _FEWEST_EFFECTS * scale.size
+            if scale.shape == last and has_many:
+                yield effects, Product(scale.name)
+            for cholesky in choleskys:
+                is_of_kinds = len(effects.shape) == 2 and len(cholesky.shape) == 2
+                kinds = cholesky.shape[-1]
+                is_scaled = scale.shape == (kinds,) and kinds in effects.shape
+                if is_of_kinds and is_scaled and has_many:
+                    yield effects, Product(scale.name, cholesky.name)
+
+
+def _is_of_correlations(site: GuideSite) -> bool:
+    return site.support is constraints.corr_cholesky
 
 
 def _is_about_zero(prior: Any) -> bool:
@@ -86,28 +148,48 @@ def _is_about_zero(prior: Any) -> bool:
     return isinstance(base, dist.Normal) and not np.any(np.asarray(base.loc))
 
 
-def _known_as_product(
+def _known_alone(
     effects: GuideSite,
-    scale: GuideSite,
-    values: Mapping[str, Float[Array, "..."]],
-    gradients: Mapping[str, Float[Array, "rows ..."]],
+    product: Product,
+    space: UnconstrainedSpace,
+    places: Sequence[Mapping[str, Float[Array, "..."]]],
+    density: Callable[[Mapping[str, Any]], Float[Array, " rows"]],
 ) -> bool:
-    """Whether each row's density stays where scales grow and effects shrink."""
-    of_effects = _slopes(effects, values, gradients)
-    of_scale = _slopes(scale, values, gradients)
-    added = tuple(range(1, 1 + len(effects.shape) - len(scale.shape)))
-    total, parts = np.sum(of_effects, added), np.sum(np.abs(of_effects), added)
-    is_finite = np.isfinite(total + of_scale).reshape(len(total), -1).all(1)
-    total, parts, of_scale = (a[is_finite] for a in (total, parts, of_scale))
-    is_alike: Bool[np.ndarray, ...] = np.abs(total - of_scale) <= _ROUNDING * (
-        parts + np.abs(of_scale)
+    """Whether no row notices when all factors of the product change, and it does not.
+
+    Args:
+      effects, product: What may be so.
+      space: The globals, none of them divided by another.
+      places: Values of the globals.
+      density: Of all rows.
+    """
+    divided = UnconstrainedSpace(
+        sites=tuple(product.of(s) if s.name == effects.name else s for s in space.sites)
     )
-    return bool(np.any(parts > 0) and np.all(is_alike))
+    for one, other in itertools.pairwise(places):
+        changed = {**one, **{name: other[name] for name in product.factors}}
+        changed[effects.name] = _multiplied(one, effects, product)
+        without = {**one, effects.name: jnp.zeros_like(one[effects.name])}
+        here, there, away = (
+            np.asarray(density(values), np.float64)
+            for values in (one, divided.over_scales(changed), without)
+        )
+        finite = np.isfinite([here, there, away]).all(0)
+        here, there, away = here[finite], there[finite], away[finite]
+        rounding = _ROUNDING * (1.0 + np.abs(here))
+        is_noticed = np.any(np.abs(here - there) > rounding)
+        matters = np.any(np.abs(here - away) > 10.0 * rounding)
+        if is_noticed or not matters:
+            return False
+    return True
 
 
-def _slopes(
-    site: GuideSite, values: Mapping[str, Any], gradients: Mapping[str, Any]
-) -> Float64[np.ndarray, "rows ..."]:
-    """What each row's density gains per relative growth of each number."""
-    value = np.asarray(values[site.name], np.float64)
-    return value * np.asarray(gradients[site.name], np.float64)
+def _multiplied(
+    values: Mapping[str, Float[Array, "..."]], effects: GuideSite, product: Product
+) -> Float[Array, "..."]:
+    """The effects times all that multiplies them: undoes `GuideSite.over`."""
+    z, scale = values[effects.name], values[product.scale]
+    if product.correlated_by is None:
+        return scale * z
+    factor = scale[:, None] * values[product.correlated_by]
+    return z @ factor.T if z.shape[-1] == len(factor) else factor @ z

@@ -82,7 +82,11 @@ def notes(program: DpviProgram, captured: Iterable[str]) -> Iterable[str]:
             "start, from which two components may end on the same rows, and no number "
             "shows it: priors that tell components apart help."
         )
-    products = [f"{s.name!r} times {s.over!r}" for s in program.space.sites if s.over]
+    products = []
+    for site in program.space.sites:
+        factors = [repr(x) for x in (site.over, site.correlated_by) if x is not None]
+        if factors:
+            products.append(f"{site.name!r} times {' and '.join(factors)}")
     if products:
         yield (
             f"{', '.join(products)} is fitted in place of the effects, since rows know "

@@ -78,7 +78,8 @@ class UnconstrainedElbo:
         A row knows effects only times their scale, if they are fitted as such products.
         So it does not matter what the scale is, and none depends on it.
         """
-        fixed = {s.over: self.centres[s.over] for s in self.sites if s.over is not None}
+        scales = {x for s in self.sites for x in (s.over, s.correlated_by) if x}
+        fixed = {name: self.centres[name] for name in scales}
         values = self.space.values({**free, **fixed})
         return self.row_elbo(values, constrained(params, self.constraints), row, key)
 
@@ -226,20 +227,18 @@ def _with_centred_effects(
     if not found:
         return elbo
     values = elbo.space.values(elbo.centres)
-    widths = {
-        name: np.broadcast_to(np.asarray(values[scale]), elbo.scales[name].shape)
-        for name, scale in found.items()
-    }
-    return dataclasses.replace(
-        elbo,
-        sites=tuple(
-            dataclasses.replace(site, over=found.get(site.name)) for site in elbo.sites
-        ),
-        scales={
-            name: scale * np.asarray(widths.get(name, 1.0), np.float64)
-            for name, scale in elbo.scales.items()
-        },
-    )
+    sites, widths = [], dict(elbo.scales)
+    for site in elbo.sites:
+        product = found.get(site.name)
+        if product is None:
+            sites.append(site)
+            continue
+        sites.append(product.of(site))
+        scale = np.asarray(values[product.scale], np.float64)
+        if product.correlated_by and scale.shape != site.shape[-1:]:
+            scale = scale[:, None]  # A row of effects for each kind.
+        widths[site.name] = widths[site.name] * scale
+    return dataclasses.replace(elbo, sites=tuple(sites), scales=widths)
 
 
 def _wide_logarithms(elbo: UnconstrainedElbo) -> frozenset[str]:

@@ -92,6 +92,34 @@ def coefficients(g: Any, h: Any, x: Any, y: Any) -> None:
     observed(mean() + powers @ (of_scale() * z), y)
 
 
+def correlated(g: Any, h: Any, x: Any, y: Any) -> None:
+    """A level and a slope of each group, as non-centred models write them."""
+    t = numpyro.sample("t", dist.HalfNormal(2.0).expand([2]))
+    cholesky: Any = numpyro.sample("c", dist.LKJCholesky(2, 1.0))
+    with numpyro.plate("groups", GROUPS):
+        z: Any = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    of_row = (z @ (t[:, None] * cholesky).T)[g]
+    observed(mean() + of_row[..., 0] + of_row[..., 1] * x, y)
+
+
+def correlated_in_rows(g: Any, h: Any, x: Any, y: Any) -> None:
+    """The same with a row for each kind of effect."""
+    t = numpyro.sample("t", dist.HalfNormal(2.0).expand([2]))
+    cholesky: Any = numpyro.sample("c", dist.LKJCholesky(2, 1.0))
+    z: Any = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2, GROUPS]))
+    of_group = jnp.diag(t) @ cholesky @ z
+    observed(mean() + of_group[0, g] + of_group[1, g] * x, y)
+
+
+def correlated_otherwise(g: Any, h: Any, x: Any, y: Any) -> None:
+    """Rows know the correlations beside the effects."""
+    t = numpyro.sample("t", dist.HalfNormal(2.0).expand([2]))
+    cholesky: Any = numpyro.sample("c", dist.LKJCholesky(2, 1.0))
+    z: Any = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([GROUPS, 2]))
+    of_row = (z @ (t[:, None] * cholesky).T)[g]
+    observed(mean() + of_row[..., 0] + (of_row[..., 1] + cholesky[1, 0]) * x, y)
+
+
 def rows() -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(0)
     g, h = rng.integers(0, GROUPS, (2, NUM_ROWS)).astype(np.int32)
@@ -112,6 +140,9 @@ def engine_of(fn: Any) -> DpviEngine:
         (of_two_kinds, {"z": "t", "w": "u"}),
         (with_slopes, {"z": "t"}),
         (by_reparam, {"a_decentered": "t"}),
+        (correlated, {"z": "t"}),
+        (correlated_in_rows, {"z": "t"}),
+        (correlated_otherwise, {}),
         (centred, {}),
         (more_than_a_scale, {}),
         (scale_of_two, {}),
@@ -125,7 +156,8 @@ def test_effects_known_times_their_scale_are_found(
     engine = engine_of(fn)
     assert {s.name: s.over for s in engine.space.sites if s.over} == expected
     # Then nothing is released of the scales, and the mean's direction is found.
-    assert not set(expected.values()) & set(engine.compiled.read)
+    factors = {s.correlated_by for s in engine.space.sites if s.correlated_by}
+    assert not {*expected.values(), *factors} & set(engine.compiled.read)
     noise_aware = engine.compiled.noise_aware
     assert noise_aware is not None
     told = [note for note in engine.notes() if "fitted in place of the effects" in note]
@@ -135,7 +167,7 @@ def test_effects_known_times_their_scale_are_found(
         assert not noise_aware.turning
 
 
-@pytest.mark.parametrize("fn", [products, with_slopes])
+@pytest.mark.parametrize("fn", [products, with_slopes, correlated, correlated_in_rows])
 def test_the_prior_is_that_of_the_model_in_the_new_numbers(fn: Any) -> None:
     """Its density times the volume of what the numbers are moved to."""
     engine = engine_of(fn)
@@ -145,6 +177,8 @@ def test_the_prior_is_that_of_the_model_in_the_new_numbers(fn: Any) -> None:
 
     def flat(vector: Any) -> Any:
         found = space.values(space.split(vector))
+        # Of a factor of correlations what is below the diagonal is free.
+        found |= {"c": found["c"][1, 0]} if "c" in found else {}
         return jnp.concatenate([jnp.ravel(found[s.name]) for s in space.sites])
 
     jacobian = np.asarray(jax.jacfwd(flat)(place), np.float64)
@@ -154,6 +188,8 @@ def test_the_prior_is_that_of_the_model_in_the_new_numbers(fn: Any) -> None:
         + dist.Normal(0.0, 1.0).log_prob(values["z"]).sum()
         + dist.Normal(0.0, 5.0).log_prob(values["m"])
     )
+    if "c" in values:
+        log_prior += dist.LKJCholesky(2, 1.0).log_prob(values["c"])
     found = program.public_elbo.log_prior(place, {})
     assert found == pytest.approx(float(log_prior + log_determinant), rel=1e-4)
 

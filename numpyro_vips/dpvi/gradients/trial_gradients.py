@@ -31,24 +31,24 @@ def trial_gradients(
     *,
     number: int,
     seed: int,
-    values: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Tries a row's log density at places that are drawn about a start.
 
     Args:
-      density: Of globals, as `values` gives them, and of a row.
-      start: Unconstrained globals.
+      density: Of globals and of a row.
+      start: The globals.
       rows: Synthetic rows.
       number: How many places are tried.
       seed: Of the places.
-      values: From unconstrained globals to what the density takes.
 
     Yields:
-      The place as the density takes it, and by global the gradient of each row there.
+      The place, and by global the gradient of each row there.
     """
     rng, dtype = np.random.default_rng(seed), jnp.result_type(float)
     gradients = jit_unoptimized(jax.vmap(jax.grad(density), in_axes=(None, 0)))
     for _ in range(number):
-        free = {n: v + rng.normal(size=np.shape(v)) for n, v in start.items()}
-        place = values({n: jnp.asarray(v, dtype) for n, v in free.items()})
+        place = {
+            name: jnp.asarray(value + rng.normal(size=np.shape(value)), dtype)
+            for name, value in start.items()
+        }
         yield place, gradients(place, rows)

@@ -149,6 +149,7 @@ class _GuidePosterior(abc.ABC):
                     "dims": list(site.dims),
                     "unit": np.asarray(site.unit).tolist(),
                     "over": site.over,
+                    "correlated_by": site.correlated_by,
                 }
                 for site in self.sites
             ],
@@ -169,6 +170,7 @@ class _GuidePosterior(abc.ABC):
                 dims=tuple(described["dims"]),
                 unit=_unit_from_json(described["unit"]),
                 over=described["over"],
+                correlated_by=described.get("correlated_by"),
             )
             for described in specification["sites"]
         ]

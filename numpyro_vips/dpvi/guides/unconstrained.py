@@ -5,7 +5,7 @@ As in NumPyro's `AutoNormal` it is that of every latent's support.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -61,6 +61,8 @@ class GuideSite:
         them, in the order in which they stand in a flat vector.
       over: Name of a global that the number, in its support, is divided by to give the
         value; see `centred_effects.py`. None for none.
+      correlated_by: Name of a Cholesky factor of correlations that it is divided by
+        then. None for none.
     """
 
     name: str
@@ -69,6 +71,7 @@ class GuideSite:
     dims: tuple[str, ...]
     unit: float | tuple[float, ...] = 1.0
     over: str | None = None
+    correlated_by: str | None = None
 
     @property
     def transform(self) -> Any:
@@ -139,7 +142,7 @@ class UnconstrainedSpace:
     def values(self, free: Mapping[str, Any]) -> dict[str, Any]:
         """The latents' values of unconstrained ones: arrays, with any leading axes."""
         numbers = {site.name: site.transform(free[site.name]) for site in self.sites}
-        return self._over_scales(numbers)
+        return self.over_scales(numbers)
 
     def constrain(
         self, vector: Float[Array, " size"]
@@ -151,25 +154,73 @@ class UnconstrainedSpace:
             log_determinant += jnp.sum(
                 site.transform.log_abs_det_jacobian(z, numbers[site.name])
             )
-        for site, scale in self._scales(numbers):
-            logs = jnp.broadcast_to(jnp.log(scale), site.shape)
-            log_determinant -= jnp.sum(logs)
-        return self._over_scales(numbers), log_determinant
-
-    def _over_scales(self, numbers: dict[str, Any]) -> dict[str, Any]:
-        """The values that numbers in their supports stand for; see `GuideSite.over`."""
-        return numbers | {
-            site.name: numbers[site.name] / scale
-            for site, scale in self._scales(numbers)
-        }
-
-    def _scales(self, values: Mapping[str, Any]) -> Iterator[tuple[GuideSite, Any]]:
-        """What values are divided by, with axes that fit; see `GuideSite.over`."""
-        shapes = {site.name: site.shape for site in self.sites}
+        values = dict(numbers)
         for site in self.sites:
             if site.over is not None:
-                scale = values[site.over]
-                leading = jnp.ndim(scale) - len(shapes[site.over])
-                missing = len(site.shape) - len(shapes[site.over])
-                axes = tuple(range(leading, leading + missing))
-                yield site, jnp.expand_dims(scale, axes)
+                values[site.name], log_volume = self._divided(site, numbers)
+                log_determinant -= log_volume
+        return values, log_determinant
+
+    def over_scales(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """The values that numbers in their supports stand for; see `GuideSite.over`."""
+        divided = [site for site in self.sites if site.over is not None]
+        return numbers | {s.name: self._divided(s, numbers)[0] for s in divided}
+
+    def _divided(
+        self, site: GuideSite, numbers: Mapping[str, Any]
+    ) -> tuple[Float[Array, "..."], Float[Array, ""]]:
+        """A site's value, and the log volume that dividing by its scale takes.
+
+        Args:
+          site: One that has a scale.
+          numbers: Of all sites, in their supports, with the same leading axes, over
+            which log volumes are added up.
+        """
+        assert site.over is not None
+        scale = numbers[site.over]
+        if site.correlated_by is not None:
+            return _uncorrelated(
+                numbers[site.name], scale, numbers[site.correlated_by], site.shape
+            )
+        (of_scale,) = (s.shape for s in self.sites if s.name == site.over)
+        leading = jnp.ndim(scale) - len(of_scale)
+        axes = tuple(range(leading, leading + len(site.shape) - len(of_scale)))
+        effects_of_each = math.prod(site.shape) // math.prod(of_scale)
+        log_volume = effects_of_each * jnp.sum(jnp.log(scale))
+        return numbers[site.name] / jnp.expand_dims(scale, axes), log_volume
+
+
+def _uncorrelated(
+    effects: Float[Array, "..."],
+    scale: Float[Array, "... kinds"],
+    cholesky: Float[Array, "... kinds kinds"],
+    shape: tuple[int, ...],
+) -> tuple[Float[Array, "..."], Float[Array, ""]]:
+    """Effects z of correlated ones a = diag(scale) · cholesky · z, for each group.
+
+    Row by row of the triangular matrix, which is small; `positive_matrices.py` says
+    what many systems at once do to LAPACK under XLA.
+
+    Args:
+      effects: Those of the groups, (groups, kinds) or (kinds, groups).
+      scale, cholesky: Of one group's effects.
+      shape: Of `effects`, but for leading axes.
+
+    Returns:
+      The effects z, shaped alike, and the log volume of a over that of z, summed over
+      all of `shape` and over leading axes.
+    """
+    num_kinds = cholesky.shape[-1]
+    is_last = shape[-1] == num_kinds
+    given = effects if is_last else jnp.swapaxes(effects, -1, -2)
+    found: list[Any] = []
+    for kind in range(num_kinds):
+        rest = given[..., kind] / scale[..., None, kind]
+        for other, z in enumerate(found):
+            rest = rest - cholesky[..., None, kind, other] * z
+        found.append(rest / cholesky[..., None, kind, kind])
+    stacked = jnp.stack(found, axis=-1)
+    diagonal = jnp.diagonal(cholesky, axis1=-2, axis2=-1)
+    num_groups = math.prod(shape) // num_kinds
+    log_volume = num_groups * jnp.sum(jnp.log(scale) + jnp.log(diagonal))
+    return stacked if is_last else jnp.swapaxes(stacked, -1, -2), log_volume

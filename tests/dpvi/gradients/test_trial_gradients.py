@@ -36,13 +36,6 @@ def test_places_differ_and_are_the_same_in_each_trial_of_a_seed() -> None:
         np.testing.assert_array_equal(place["a"], other["a"])
 
 
-def test_a_density_of_values_gets_values() -> None:
-    """The same places, moved to where the density is."""
-    moved = trials(values=lambda free: {n: v + 10.0 for n, v in free.items()})
-    for (place, _), (other, _) in zip(trials(), moved, strict=True):
-        np.testing.assert_allclose(place["b"] + 10.0, other["b"], rtol=1e-6)
-
-
 def test_a_row_picks_entries_by_an_index_alone() -> None:
     a = jnp.arange(4.0)
     assert picks_entries(jax.make_jaxpr(lambda i: a[i])(jnp.int32(2)))
