@@ -18,6 +18,10 @@ from numpyro_vips.model.synthetic.prior_centre import WIDE_LOGARITHM, units_of_p
 # of the quantity. About zero a wide one, such as Normal(0, 10), only says that there is
 # little.
 _AWAY = 2.0
+# Numbers of one global whose units differ by no more than this share one. Where they go
+# to one place together, as the levels of a random walk do, those with shorter steps
+# would be left behind, and noise hides the rest of their way.
+_ALIKE = 4.0
 
 
 def moderate_scales(
@@ -45,7 +49,8 @@ def unit_of(
 
     That is the prior's standard deviation if the global may be any number and its prior
     is away from zero, and else what `units_of_prior` says. Powers of two, as the scales
-    of priors are read off draws; one for all numbers where they are the same.
+    of priors are read off draws; one for all numbers, in between, where they are much
+    alike.
 
     Args:
       site: The global, in units of 1.
@@ -56,7 +61,9 @@ def unit_of(
     if site.is_real:
         is_away = np.abs(centre) >= _AWAY * prior_scale
         units = np.where(is_away, prior_scale, units)
-    powers = 2.0 ** np.round(np.log2(np.ravel(units)))
-    if len(set(powers)) <= 1:
-        return float(powers[0]) if powers.size else 1.0
-    return tuple(map(float, powers))
+    powers = np.round(np.log2(np.ravel(units)))
+    if not powers.size:
+        return 1.0
+    if np.ptp(powers) <= np.log2(_ALIKE):
+        return float(2.0 ** np.round(np.mean(powers)))
+    return tuple(map(float, 2.0**powers))

@@ -34,6 +34,13 @@ def test_numbers_with_priors_of_their_own_have_units_of_their_own() -> None:
     assert unit_of(site, np.full(2, 50.0), np.zeros(2)) == 4.0
 
 
+def test_numbers_with_priors_that_are_much_alike_share_a_unit() -> None:
+    """As the levels of a random walk, of which the first is known best."""
+    site = GuideSite(name="w", support=constraints.real_vector, shape=(4,), dims=())
+    scale = 0.6 * np.sqrt(np.arange(1, 5))
+    assert unit_of(site, scale, np.zeros(4)) == 1.0
+
+
 def test_only_scales_of_logarithms_are_cut_short() -> None:
     found = moderate_scales({"a": np.array(9.0), "b": np.array(9.0)}, {"a"})
     assert found == {"a": 3.0, "b": 9.0}
