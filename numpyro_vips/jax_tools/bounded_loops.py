@@ -14,6 +14,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 
+from numpyro_vips.jax_tools import incomplete_beta
 from numpyro_vips.jax_tools.jaxprs import equations_of, evaluate, scan_sizes
 from numpyro_vips.jax_tools.materialized import makes_no_turn
 from numpyro_vips.jax_tools.user_lines import is_traced_from
@@ -44,8 +45,10 @@ def with_bounded_loops(
 
 
 def is_bounded(loop: jex_core.JaxprEqn) -> bool:
-    """Whether a `while` equation is one of `with_bounded_loops` or `materialized`."""
-    return is_traced_from(loop, __file__) or makes_no_turn(loop)
+    """Whether a `while` equation is one of `with_bounded_loops`, `materialized` or
+    `incomplete_beta`."""
+    files = __file__, incomplete_beta.__file__
+    return any(is_traced_from(loop, file) for file in files) or makes_no_turn(loop)
 
 
 def _bounded(

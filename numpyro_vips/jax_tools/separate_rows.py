@@ -29,8 +29,11 @@ part of the traced program wherever a derivative is taken.
 
 LAPACK prints a line where it is to decompose a matrix with an infinite number. So the
 singular values of what is not finite are not looked for: they are not numbers. Nor are
-incomplete Gamma functions of huge shapes: JAX adds up their series until it converges,
-which takes longer than anybody can wait in double precision.
+its triangular factors: which of its rows are exchanged depends on where it lies in
+memory, so that the sign of a determinant would depend on how many rows stand before.
+Nor are incomplete Gamma functions of huge shapes: JAX adds up their series until it
+converges, which takes longer than anybody can wait in double precision. Incomplete Beta
+functions are evaluated by `incomplete_beta`, since JAX's of a row depends on others.
 """
 
 import functools
@@ -48,6 +51,7 @@ from jax.extend.core import primitives
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.host_calls import is_own_callback
+from numpyro_vips.jax_tools.incomplete_beta import incomplete_beta
 from numpyro_vips.jax_tools.jaxprs import (
     aval_of,
     called_program,
@@ -58,6 +62,7 @@ from numpyro_vips.jax_tools.own_functions import OwnFunctions
 from numpyro_vips.jax_tools.random_keys import is_key, is_threefry, threefry_key
 from numpyro_vips.jax_tools.user_lines import line_of_equation
 
+_INCOMPLETE_BETA = "regularized_incomplete_beta"
 # Of JAX's own operations, those by which rows could meet, leave or be kept.
 _REFUSED = (
     *("rng_bit_generator_p", "rng_uniform_p"),
@@ -157,13 +162,21 @@ def _is_ours(equation: jex_core.JaxprEqn) -> bool:
 
 
 def _without_rules(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
-    """The program with calls of their programs for functions of `sequential_vmap`.
+    """The program with calls of their programs for functions of `sequential_vmap`, and
+    with `_INSTEAD` of some operations.
 
     Raises:
-      UnsafeModelError: There is such a function where it cannot be replaced.
+      UnsafeModelError: There is such a function where it cannot be replaced, or an
+        incomplete Beta function.
     """
     found = _replaced(program)
     for equation in equations_of(found):
+        if equation.primitive.name == _INCOMPLETE_BETA:
+            raise UnsafeModelError(
+                "The model or guide has an incomplete Beta function in an operation of "
+                "a kind that cannot be looked into, where it would depend on other "
+                "records. Compute it outside of this operation."
+            )
         if equation.primitive.name == "custom_vmap_call" and not _is_ours(equation):
             raise UnsafeModelError(
                 "The model or guide has a jax.custom_batching.sequential_vmap function "
@@ -184,9 +197,13 @@ def _replaced(value: Any) -> Any:
         equations = [_replaced_equation(equation) for equation in value.eqns]
         is_same = all(map(operator.is_, equations, value.eqns))
         return value if is_same else value.replace(eqns=equations)
-    if type(value) in (tuple, list):
+    kind: Any = type(value)
+    has_names = isinstance(value, tuple) and hasattr(value, "_fields")
+    if has_names or kind in (tuple, list):
         parts = [_replaced(part) for part in value]
-        return value if all(map(operator.is_, parts, value)) else type(value)(parts)
+        if all(map(operator.is_, parts, value)):
+            return value
+        return kind(*parts) if has_names else kind(parts)
     return value
 
 
@@ -225,16 +242,19 @@ def _call_of(
     return call.replace(invars=equation.invars, outvars=equation.outvars)
 
 
-def _svd_of_finite(equation: jex_core.JaxprEqn) -> Callable[[Any], list[Any]]:
+def _of_finite(equation: jex_core.JaxprEqn) -> Callable[[Any], list[Any]]:
     """What an equation does that decomposes matrices, with NaN where one is not finite.
 
-    Zeros are decomposed in its place.
+    Zeros are decomposed in its place, and whole numbers, such as which rows are
+    exchanged, are theirs.
     """
 
     def decomposed(matrix: jax.Array) -> list[jax.Array]:
         is_finite = jnp.isfinite(matrix).all((-2, -1))
 
         def where_finite(array: Any, other: float) -> jax.Array:
+            if not jnp.issubdtype(array.dtype, jnp.inexact):
+                return array
             axes = tuple(range(is_finite.ndim, array.ndim))
             return jnp.where(jnp.expand_dims(is_finite, axes), array, other)
 
@@ -265,7 +285,8 @@ def _of_moderate_shape(equation: jex_core.JaxprEqn) -> Callable[..., list[Any]]:
 
 # By the name of a primitive, what is done in its place.
 _INSTEAD: dict[str, Callable[[jex_core.JaxprEqn], Callable[..., list[Any]]]] = {
-    "svd": _svd_of_finite,
+    **dict.fromkeys(("svd", "lu"), _of_finite),
+    _INCOMPLETE_BETA: lambda _: lambda *given: [incomplete_beta(*given)],
     **dict.fromkeys(("igamma", "igammac", "igamma_grad_a"), _of_moderate_shape),
 }
 
