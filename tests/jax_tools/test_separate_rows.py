@@ -540,6 +540,21 @@ def test_a_matrix_that_is_not_finite_is_the_same_wherever_it_stands(
             np.testing.assert_array_equal(mine, np.roll(before, shift, 0))
 
 
+def test_convolutions_in_double_precision_are_refused() -> None:
+    """A row that is not a number made those of all others none."""
+
+    def convolved(_: Any, row: Any) -> Any:
+        return jnp.convolve(row[0], row[1])
+
+    rows = np.random.default_rng(0).normal(size=(64, 2, 7))
+    refused = pytest.raises(nv.UnsafeModelError, match="a convolution of numbers")
+    with jax.enable_x64(True), refused:
+        over_rows(convolved)((), rows)
+    rows[0] = np.nan
+    found = jax.jit(over_rows(convolved))((), rows.astype(np.float32))
+    assert np.isfinite(found[1:]).all()
+
+
 def test_what_never_runs_is_not_refused() -> None:
     """A key of another kind that only unused draws were made from harms nobody."""
 
