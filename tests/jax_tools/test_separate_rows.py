@@ -555,6 +555,20 @@ def test_convolutions_in_double_precision_are_refused() -> None:
     assert np.isfinite(found[1:]).all()
 
 
+def test_convolutions_in_groups_are_refused() -> None:
+    """In single precision, too, a row took the kernels' gradients of others along."""
+
+    def of_groups(kernel: Any, image: Any) -> Any:
+        found = jax.lax.conv_general_dilated(
+            image[None], kernel, (1, 1), "SAME", feature_group_count=3
+        )
+        return jnp.sum(found**2)
+
+    rows = np.ones((64, 3, 8, 8), np.float32)
+    with pytest.raises(nv.UnsafeModelError, match="or in groups"):
+        over_rows(jax.grad(of_groups))(np.ones((6, 1, 3, 3), np.float32), rows)
+
+
 def test_what_never_runs_is_not_refused() -> None:
     """A key of another kind that only unused draws were made from harms nobody."""
 
