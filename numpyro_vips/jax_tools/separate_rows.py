@@ -17,6 +17,8 @@ program is what runs. An operation is refused unless it is known to be safe:
 | mutable arrays (`jax.new_ref`)        | they keep what a row wrote into them      |
 | 64-bit numbers beside 32-bit ones     | bounds on rounding are those of the type  |
 |                                       | that JAX computes in                      |
+| convolutions in groups, or of other   | XLA multiplies those of all rows with     |
+| numbers than of single precision      | each other                                |
 
 The rules in this package that are marked by `treats_rows_alone` take rows one by one.
 `jax.custom_batching.sequential_vmap` does so too, by a rule of JAX's own. But this rule
@@ -296,6 +298,13 @@ def _is_wider_than_jax(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
+def _may_be_of_all_rows(convolution: jex_core.JaxprEqn) -> bool:
+    """Whether XLA may write a convolution of many rows as one of all with all."""
+    counts = ("feature_group_count", "batch_group_count")
+    has_groups = any(convolution.params.get(name, 1) != 1 for name in counts)
+    return has_groups or any(aval_of(x).dtype != np.float32 for x in convolution.invars)
+
+
 def check_row_program(program: jex_core.ClosedJaxpr) -> None:
     """Refuses a program by which rows could meet or leave; see the module.
 
@@ -333,6 +342,15 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
                 f"The model or guide uses jnp.empty{line_of_equation(equation)}, whose "
                 "entries are what stood in memory before, other records too. Use "
                 "jnp.zeros."
+            )
+        if name == "conv_general_dilated" and _may_be_of_all_rows(equation):
+            raise UnsafeModelError(
+                "The model or guide has a convolution of numbers that are not in "
+                f"single precision, or in groups{line_of_equation(equation)}. XLA "
+                "multiplies those of all records with each other, and with zero where "
+                "they do not belong together, so that one that is not a number would "
+                "take all others along. Leave jax_enable_x64 off, or write the "
+                "convolution as sums of products."
             )
         operation = _operation(equation)
         is_known = operation in _listed() or operation in _unlisted()

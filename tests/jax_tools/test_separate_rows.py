@@ -540,6 +540,35 @@ def test_a_matrix_that_is_not_finite_is_the_same_wherever_it_stands(
             np.testing.assert_array_equal(mine, np.roll(before, shift, 0))
 
 
+def test_convolutions_in_double_precision_are_refused() -> None:
+    """A row that is not a number made those of all others none."""
+
+    def convolved(_: Any, row: Any) -> Any:
+        return jnp.convolve(row[0], row[1])
+
+    rows = np.random.default_rng(0).normal(size=(64, 2, 7))
+    refused = pytest.raises(nv.UnsafeModelError, match="a convolution of numbers")
+    with jax.enable_x64(True), refused:
+        over_rows(convolved)((), rows)
+    rows[0] = np.nan
+    found = jax.jit(over_rows(convolved))((), rows.astype(np.float32))
+    assert np.isfinite(found[1:]).all()
+
+
+def test_convolutions_in_groups_are_refused() -> None:
+    """In single precision, too, a row took the kernels' gradients of others along."""
+
+    def of_groups(kernel: Any, image: Any) -> Any:
+        found = jax.lax.conv_general_dilated(
+            image[None], kernel, (1, 1), "SAME", feature_group_count=3
+        )
+        return jnp.sum(found**2)
+
+    rows = np.ones((64, 3, 8, 8), np.float32)
+    with pytest.raises(nv.UnsafeModelError, match="or in groups"):
+        over_rows(jax.grad(of_groups))(np.ones((6, 1, 3, 3), np.float32), rows)
+
+
 def test_what_never_runs_is_not_refused() -> None:
     """A key of another kind that only unused draws were made from harms nobody."""
 
