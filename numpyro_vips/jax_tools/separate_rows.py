@@ -35,7 +35,8 @@ its triangular factors: which of its rows are exchanged depends on where it lies
 memory, so that the sign of a determinant would depend on how many rows stand before.
 Nor are incomplete Gamma functions of huge shapes: JAX adds up their series until it
 converges, which takes longer than anybody can wait in double precision. Incomplete Beta
-functions are evaluated by `incomplete_beta`, since JAX's of a row depends on others.
+functions are evaluated by `incomplete_beta`, since JAX's of a row depends on others,
+and products by `row_product`, since XLA's depends on where the row stands.
 """
 
 import functools
@@ -62,6 +63,11 @@ from numpyro_vips.jax_tools.jaxprs import (
 )
 from numpyro_vips.jax_tools.own_functions import OwnFunctions
 from numpyro_vips.jax_tools.random_keys import is_key, is_threefry, threefry_key
+from numpyro_vips.jax_tools.row_products import (
+    Product,
+    row_product,
+    with_rows_on_the_left,
+)
 from numpyro_vips.jax_tools.user_lines import line_of_equation
 
 _INCOMPLETE_BETA = "regularized_incomplete_beta"
@@ -133,6 +139,7 @@ def _unlisted() -> frozenset[Any]:
 # alone, to the last digit.
 _RULES_OF_OURS = OwnFunctions()
 treats_rows_alone = _RULES_OF_OURS.note
+treats_rows_alone(with_rows_on_the_left)
 
 
 def _rule_of(equation: jex_core.JaxprEqn) -> Any:
@@ -285,10 +292,17 @@ def _of_moderate_shape(equation: jex_core.JaxprEqn) -> Callable[..., list[Any]]:
     return moderate
 
 
+def _product_of_rows(equation: jex_core.JaxprEqn) -> Callable[..., list[Any]]:
+    """What an equation does that is a product, for any place of the row."""
+    product = Product.of(equation)
+    return lambda left, right: [row_product(product, left, right)]
+
+
 # By the name of a primitive, what is done in its place.
 _INSTEAD: dict[str, Callable[[jex_core.JaxprEqn], Callable[..., list[Any]]]] = {
     **dict.fromkeys(("svd", "lu"), _of_finite),
     _INCOMPLETE_BETA: lambda _: lambda *given: [incomplete_beta(*given)],
+    "dot_general": _product_of_rows,
     **dict.fromkeys(("igamma", "igammac", "igamma_grad_a"), _of_moderate_shape),
 }
 

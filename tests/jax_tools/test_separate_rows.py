@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _watched_sums import watched_sums
 from jax.interpreters import batching, mlir
 
 import numpyro_vips as nv
@@ -22,7 +23,6 @@ from numpyro_vips.jax_tools.separate_rows import (
     over_rows,
     row_program,
 )
-from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import INFORMATION
 
 pytestmark = pytest.mark.optimized
@@ -39,21 +39,6 @@ KINDS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 def rows_of(seed: int, count: int = NUM_ROWS) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)
-
-
-@contextlib.contextmanager
-def watched_sums() -> Iterator[list[tuple[float, Mapping[str, np.ndarray]]]]:
-    """The sensitivity and the sums that the mechanism is given."""
-    found = []
-    add_noise = GaussianMechanism.add_noise
-
-    def watched(self: Any, sums: Mapping[str, Any], rng: Any) -> Any:
-        found.append((self.sensitivity(), {k: np.array(v) for k, v in sums.items()}))
-        return add_noise(self, sums, rng)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GaussianMechanism, "add_noise", watched)
-        yield found
 
 
 def private_vi(model: Any, **options: Any) -> nv.PrivateVI:
