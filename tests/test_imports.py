@@ -58,6 +58,7 @@ ORDER = (
     "accounting/",
     "polya_gamma.py",
     "jax_tools/",
+    "jax_tools/operations/",
     "_keywords.py",
     "_settings.py",
     "handlers.py",

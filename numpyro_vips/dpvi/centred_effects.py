@@ -43,7 +43,7 @@ _TRIALS = 3
 _ROUNDING = 1e-4
 
 
-class Product(NamedTuple):
+class EffectFactors(NamedTuple):
     """What effects are multiplied by before a row knows them.
 
     Attributes:
@@ -73,7 +73,7 @@ def centred_effects(
     priors: Mapping[str, Any],
     start: Mapping[str, Any],
     rows: Callable[[], Mapping[str, Shaped[np.ndarray, "rows ..."]]],
-) -> dict[str, Product]:
+) -> dict[str, EffectFactors]:
     """Names of such effects, and what each is multiplied by.
 
     Args:
@@ -89,7 +89,7 @@ def centred_effects(
         return {}
     places, made = _places(space, start), rows()
     of_rows = jit_unoptimized(jax.vmap(density, in_axes=(None, 0)))
-    found: dict[str, Product] = {}
+    found: dict[str, EffectFactors] = {}
     for effects, product in candidates:
         used = {name for other in found.values() for name in other.factors}
         if effects.name in found or used & set(product.factors):
@@ -119,7 +119,7 @@ def _places(
 
 def _candidates(
     sites: Sequence[GuideSite], priors: Mapping[str, Any]
-) -> Iterator[tuple[GuideSite, Product]]:
+) -> Iterator[tuple[GuideSite, EffectFactors]]:
     """Normal effects about zero, each with all that may multiply them."""
     scales = [site for site in sites if is_positive(site.support)]
     choleskys = [site for site in sites if _is_of_correlations(site)]
@@ -130,13 +130,13 @@ def _candidates(
             last = effects.shape[len(effects.shape) - len(scale.shape) :]
             has_many = effects.size >= _FEWEST_EFFECTS * scale.size
             if scale.shape == last and has_many:
-                yield effects, Product(scale.name)
+                yield effects, EffectFactors(scale.name)
             for cholesky in choleskys:
                 is_of_kinds = len(effects.shape) == 2 and len(cholesky.shape) == 2
                 kinds = cholesky.shape[-1]
                 is_scaled = scale.shape == (kinds,) and kinds in effects.shape
                 if is_of_kinds and is_scaled and has_many:
-                    yield effects, Product(scale.name, cholesky.name)
+                    yield effects, EffectFactors(scale.name, cholesky.name)
 
 
 def _is_of_correlations(site: GuideSite) -> bool:
@@ -150,7 +150,7 @@ def _is_about_zero(prior: Any) -> bool:
 
 def _known_alone(
     effects: GuideSite,
-    product: Product,
+    product: EffectFactors,
     space: UnconstrainedSpace,
     places: Sequence[Mapping[str, Float[Array, "..."]]],
     density: Callable[[Mapping[str, Any]], Float[Array, " rows"]],
@@ -185,7 +185,9 @@ def _known_alone(
 
 
 def _multiplied(
-    values: Mapping[str, Float[Array, "..."]], effects: GuideSite, product: Product
+    values: Mapping[str, Float[Array, "..."]],
+    effects: GuideSite,
+    product: EffectFactors,
 ) -> Float[Array, "..."]:
     """The effects times all that multiplies them: undoes `GuideSite.over`."""
     z, scale = values[effects.name], values[product.scale]

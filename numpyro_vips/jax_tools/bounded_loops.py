@@ -14,9 +14,9 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 
-from numpyro_vips.jax_tools import incomplete_beta
 from numpyro_vips.jax_tools.jaxprs import equations_of, evaluate, scan_sizes
 from numpyro_vips.jax_tools.materialized import makes_no_turn
+from numpyro_vips.jax_tools.operations import incomplete_beta
 from numpyro_vips.jax_tools.user_lines import is_traced_from
 
 

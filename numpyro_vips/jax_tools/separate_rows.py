@@ -54,20 +54,20 @@ from jax.extend.core import primitives
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.host_calls import is_own_callback
-from numpyro_vips.jax_tools.incomplete_beta import incomplete_beta
 from numpyro_vips.jax_tools.jaxprs import (
     aval_of,
     called_program,
     equations_of,
     without_dead_code,
 )
-from numpyro_vips.jax_tools.own_functions import OwnFunctions
-from numpyro_vips.jax_tools.random_keys import is_key, is_threefry, threefry_key
-from numpyro_vips.jax_tools.row_products import (
-    Product,
+from numpyro_vips.jax_tools.operations.incomplete_beta import incomplete_beta
+from numpyro_vips.jax_tools.operations.row_products import (
+    DotGeneral,
     row_product,
     with_rows_on_the_left,
 )
+from numpyro_vips.jax_tools.own_functions import OwnFunctions
+from numpyro_vips.jax_tools.random_keys import is_key, is_threefry, threefry_key
 from numpyro_vips.jax_tools.user_lines import line_of_equation
 
 _INCOMPLETE_BETA = "regularized_incomplete_beta"
@@ -294,7 +294,7 @@ def _of_moderate_shape(equation: jex_core.JaxprEqn) -> Callable[..., list[Any]]:
 
 def _product_of_rows(equation: jex_core.JaxprEqn) -> Callable[..., list[Any]]:
     """What an equation does that is a product, for any place of the row."""
-    product = Product.of(equation)
+    product = DotGeneral.of(equation)
     return lambda left, right: [row_product(product, left, right)]
 
 

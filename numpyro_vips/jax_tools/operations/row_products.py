@@ -21,7 +21,7 @@ _Axes = tuple[tuple[int, ...], tuple[int, ...]]
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Product:
+class DotGeneral:
     """`lax.dot_general` with its settings, as the equation of a program has them.
 
     Attributes:
@@ -36,7 +36,7 @@ class Product:
     dtype: Any
 
     @classmethod
-    def of(cls, equation: jex_core.JaxprEqn) -> "Product":
+    def of(cls, equation: jex_core.JaxprEqn) -> "DotGeneral":
         """That of an equation."""
         contracted, batch = equation.params["dimension_numbers"]
         given = equation.params
@@ -61,7 +61,7 @@ class Product:
     ) -> Shaped[Array, "..."]:
         """The same, computed as a product of the right operand and the left one."""
         by_operand = isinstance(self.precision, tuple)
-        other = Product(
+        other = DotGeneral(
             (self.contracted[1], self.contracted[0]),
             (self.batch[1], self.batch[0]),
             self.precision[::-1] if by_operand else self.precision,
@@ -76,7 +76,7 @@ class Product:
 
 @jax.custom_batching.custom_vmap
 def row_product(
-    product: Product, left: Shaped[Array, "..."], right: Shaped[Array, "..."]
+    product: DotGeneral, left: Shaped[Array, "..."], right: Shaped[Array, "..."]
 ) -> Shaped[Array, "..."]:
     """A product, which `jax.vmap` maps with rows on the left where one side has any."""
     return product(left, right)
@@ -86,7 +86,7 @@ def row_product(
 def with_rows_on_the_left(
     axis_size: int,
     in_batched: Any,
-    product: Product,
+    product: DotGeneral,
     left: Shaped[Array, "..."],
     right: Shaped[Array, "..."],
 ) -> tuple[Shaped[Array, "rows ..."], bool]:

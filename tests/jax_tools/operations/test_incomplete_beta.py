@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from numpyro_vips.jax_tools.incomplete_beta import incomplete_beta
+from numpyro_vips.jax_tools.operations.incomplete_beta import incomplete_beta
 
 # Arguments at the ends of their ranges, and beyond.
 ENDS = np.array(
