@@ -83,7 +83,9 @@ def integers(x: Any) -> Any:
     i = digits(x)
     one = i.dtype.type(1)
     shifted = (i << one, i >> one, lax.shift_right_logical(i, one))
-    counted = (lax.population_count(i), lax.clz(i), lax.mulhi(i, i.T))
+    # Not every version of JAX has the upper half of a product.
+    upper: Any = getattr(lax, "mulhi", lax.mul)
+    counted = (lax.population_count(i), lax.clz(i), upper(i, i.T))
     logical = (i & i.T, i | i.T, i ^ i.T, ~i, lax.reduce_xor(i, axes=(0,)))
     return shifted, counted, logical, i // 3, i % 5
 
