@@ -75,7 +75,7 @@ _INCOMPLETE_BETA = "regularized_incomplete_beta"
 _REFUSED = (
     *("rng_bit_generator_p", "rng_uniform_p"),
     *("all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p"),
-    *("ppermute_p", "psum_p", "ragged_all_to_all_p"),
+    *("ppermute_p", "psum_p", "ragged_all_to_all_p", "xla_pmap_p"),
     *("get_p", "swap_p", "create_token_p", "after_all_p"),
 )
 
