@@ -122,17 +122,8 @@ def sums(x: Any) -> Any:
     extremes = (jnp.max(x, 0), jnp.min(x, 1), jnp.argmax(x, 0), jnp.argmin(x, 1))
     logical = (jnp.any(x > 0, 0), jnp.all(x > 0, 1))
     own = lax.reduce(x, np.zeros((), x.dtype), lambda a, b: a * 0.5 + b, (0,))
-    return (
-        jnp.sum(x),
-        jnp.prod(x),
-        jnp.std(x),
-        special.logsumexp(x),
-        own,
-        *(
-            extremes,
-            logical,
-        ),
-    )
+    totals = (jnp.sum(x), jnp.prod(x), jnp.std(x), special.logsumexp(x))
+    return totals, own, extremes, logical
 
 
 def running(x: Any) -> Any:

@@ -170,9 +170,9 @@ def _is_ours(equation: jex_core.JaxprEqn) -> bool:
     return _rule_of(equation) in _RULES_OF_OURS
 
 
-def _without_rules(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
-    """The program with calls of their programs for functions of `sequential_vmap`, and
-    with `_INSTEAD` of some operations.
+def _with_own_operations(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
+    """The program with what stands in place of some operations: `_INSTEAD` of JAX's,
+    and calls of their programs for functions of `sequential_vmap`.
 
     Raises:
       UnsafeModelError: There is such a function where it cannot be replaced, or an
@@ -443,4 +443,4 @@ def row_program(
     trace = function.trace(*like)
     program = without_dead_code(trace.jaxpr)
     check_row_program(program)
-    return _without_rules(program), trace.out_info
+    return _with_own_operations(program), trace.out_info

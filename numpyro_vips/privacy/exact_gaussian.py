@@ -21,7 +21,6 @@ from jaxtyping import Float64
 from scipy import special
 
 from numpyro_vips.privacy import normal_quantile
-from numpyro_vips.privacy.normal_quantile import upper_quantile
 
 # The grid is finer than 1/1000 of the noise, so that rounding adds less than a ten
 # millionth to the variance, which nobody needs to count: at most 2⁻²⁰/12.
@@ -104,7 +103,9 @@ def _rounded_piece(
     sign = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
     leading = tails.astype(np.float64)
     # Between the tail probabilities that the missing digits leave open.
-    normal = sign * upper_quantile((leading + 0.5) * 2.0 ** -(_DIGITS + 1))
+    normal = sign * normal_quantile.upper_quantile(
+        (leading + 0.5) * 2.0 ** -(_DIGITS + 1)
+    )
     # No warning may depend on the mean.
     with np.errstate(all="ignore"):
         # Divided by a power of two, numbers keep all their digits.
