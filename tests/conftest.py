@@ -102,11 +102,20 @@ class _KeysOfTest:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """For a new test: it should hold under any noise, not only under its own."""
+    """Other noise and other compilers than a test has by itself.
+
+    A new test should hold under any noise. What is tested of sums over few rows should
+    hold of those over many, which are compiled otherwise.
+    """
     parser.addoption(
         "--fresh-noise",
         action="store_true",
         help="keys of noise come from the operating system, as they do in use",
+    )
+    parser.addoption(
+        "--as-of-many-rows",
+        action="store_true",
+        help="sums over private rows are compiled as they are where rows are many",
     )
 
 
@@ -250,6 +259,14 @@ class _Contexts(threading.local):
             self.made, self.num_left = self._make(), 100
         self.num_left -= 1
         return self.made
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _sums_over_rows(request: pytest.FixtureRequest) -> None:
+    """Compiles sums over private rows as the command line says."""
+    if request.config.getoption("as_of_many_rows"):
+        quick: Any = importlib.import_module("numpyro_vips.jax_tools.quick_compilation")
+        quick._FEW_OF_ROWS = -1
 
 
 def pytest_configure(config: pytest.Config) -> None:

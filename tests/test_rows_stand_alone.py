@@ -19,6 +19,7 @@ from jax.scipy import linalg, signal, special
 import numpyro_vips as nv
 from numpyro_vips.jax_tools import separate_rows
 from numpyro_vips.jax_tools.jaxprs import equations_of
+from numpyro_vips.jax_tools.quick_compilation import jit_of_rows
 from numpyro_vips.jax_tools.separate_rows import over_rows
 
 NUM_ROWS = 128
@@ -329,9 +330,11 @@ def hostile(rng: np.random.Generator, size: int) -> np.ndarray:
     return np.stack([*(value * one for value in values), *long, holed])
 
 
-def check_rows(function: Callable[[Any], Any], size: int, dtype: Any) -> None:
+def check_rows(
+    function: Callable[[Any], Any], size: int, dtype: Any, *, num_numbers: int
+) -> None:
     """Compares the bits of each row's results beside other rows and at other places."""
-    mapped = jax.jit(over_rows(lambda _, row: function(row)))
+    mapped = jit_of_rows(over_rows(lambda _, row: function(row)), num_numbers)
 
     def of_rows(rows: np.ndarray) -> list[np.ndarray]:
         found = mapped((), rows.astype(dtype))
@@ -356,6 +359,8 @@ def check_rows(function: Callable[[Any], Any], size: int, dtype: Any) -> None:
 
 @pytest.mark.optimized
 @pytest.mark.thorough_with("*17*", "*double*")
+# Sums over few rows and over many are compiled otherwise.
+@pytest.mark.parametrize("num_numbers", [0, 10**9], ids=["few", "many"])
 @pytest.mark.parametrize(
     ("function", "size"),
     [(f, size) for f in FUNCTIONS for size in (5, 17) if size == 5 or f not in LONG],
@@ -363,14 +368,14 @@ def check_rows(function: Callable[[Any], Any], size: int, dtype: Any) -> None:
 )
 @pytest.mark.parametrize("dtype", ["float32", "double"])
 def test_a_row_is_the_same_beside_any_rows_and_anywhere(
-    function: Callable[[Any], Any], size: int, dtype: str
+    function: Callable[[Any], Any], size: int, dtype: str, num_numbers: int
 ) -> None:
     with jax.enable_x64(dtype == "double"):
         if function is convolutions and dtype == "double":
             with pytest.raises(nv.UnsafeModelError, match="convolution"):
-                check_rows(function, size, dtype)
+                check_rows(function, size, dtype, num_numbers=num_numbers)
         else:
-            check_rows(function, size, dtype)
+            check_rows(function, size, dtype, num_numbers=num_numbers)
 
 
 def test_each_operation_of_a_row_is_in_one_of_the_functions() -> None:

@@ -1,5 +1,6 @@
 """What runs on a chunk of rows: sums, norms, counts. One program for each shape."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,9 +12,8 @@ from numpyro_vips.dpvi.gradients.clipped_gradients import Shared
 from numpyro_vips.dpvi.posterior.clipped_slope import ClippedSlope
 from numpyro_vips.dpvi.posterior.row_information import Point
 from numpyro_vips.dpvi.program import GradientInputs
-from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.precision import double_precision
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.quick_compilation import jit_of_rows, jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import counts_in_bins, counts_of_parts
 from numpyro_vips.model.sparse_rows import dense_rows
 
@@ -48,12 +48,14 @@ class DpviRowPrograms:
             compiled.row_gradients,
             0 if compiled.noise_aware is None else compiled.noise_aware.num_read,
         )
-        self.bounded_sum = jit_ahead(self._bounded_sum)
-        self.bounded_matrix = jit_ahead(self._bounded_matrix, static_argnums=0)
+        num_numbers = compiled.program.graph.arguments.num_numbers
+        jit = functools.partial(jit_of_rows, num_numbers=num_numbers)
+        self.bounded_sum = jit(self._bounded_sum)
+        self.bounded_matrix = jit(self._bounded_matrix, static_argnums=0)
         self.norms = jit_unoptimized(self._norms)
-        self.counts = jit_ahead(self._counts, static_argnums=5)
-        self.matrix_counts = jit_ahead(self._matrix_counts, static_argnums=0)
-        self.column_counts = jit_ahead(self._column_counts)
+        self.counts = jit(self._counts, static_argnums=5)
+        self.matrix_counts = jit(self._matrix_counts, static_argnums=0)
+        self.column_counts = jit(self._column_counts)
 
     def _bounded_sum(
         self,

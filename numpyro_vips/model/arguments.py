@@ -201,6 +201,12 @@ class ModelArguments:
             for name, leaf in self.private.items()
         }
 
+    @property
+    def num_numbers(self) -> int:
+        """Public; how many numbers all rows have together."""
+        sizes = (math.prod(row.shape) for row in self.row_shapes().values())
+        return self.public_num_rows * sum(sizes)
+
     def call(self, rows: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the model's call with `rows` in place of the private arguments.
 

@@ -7,7 +7,11 @@ import pytest
 
 from numpyro_vips.jax_tools import quick_compilation
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
-from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
+from numpyro_vips.jax_tools.quick_compilation import (
+    jit_of_globals,
+    jit_of_rows,
+    jit_unoptimized,
+)
 
 
 def power(x, number):
@@ -37,6 +41,26 @@ def test_on_few_numbers_what_runs_on_globals_is_not_optimised(size, level, monke
     np.testing.assert_allclose(found, np.cos(np.ones(size)), rtol=1e-6)
     (used,) = options
     assert used.get("xla_backend_optimization_level") == level
+
+
+@pytest.mark.parametrize("num_numbers, are_older", [(10, True), (10**9, False)])
+def test_sums_over_few_rows_have_the_older_generators_and_are_optimised(
+    num_numbers, are_older, monkeypatch
+):
+    monkeypatch.setattr(quick_compilation, "_known", dict)
+    used, jit = [], jax.jit
+
+    def listening(function, *, compiler_options=None, **others):
+        used.append(compiler_options)
+        return jit(function, **others)
+
+    monkeypatch.setattr(jax, "jit", listening)
+    assert float(jit_of_rows(lambda x: 2 * x, num_numbers)(1.0)) == 2.0
+    (options,) = used
+    assert (options is not None) == are_older
+    if are_older:
+        assert options["xla_cpu_use_fusion_emitters"] is False
+        assert "xla_backend_optimization_level" not in options
 
 
 def test_an_option_that_xla_does_not_know_takes_no_other_with_it():

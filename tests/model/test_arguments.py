@@ -505,3 +505,10 @@ def test_a_namespace_holds_public_constants(kind):
 def test_a_namespace_of_anything_else_is_refused(part):
     with pytest.raises(TypeError, match=r"'batch\.part' is of type"):
         bind(X(), batch=argparse.Namespace(part=part, hidden=3))
+
+
+def test_the_number_of_numbers_is_that_of_all_public_rows() -> None:
+    rows = np.zeros((ROWS, 3)), np.zeros(ROWS)
+    model = private(lambda X, y: None, unit="rows")
+    assert bind_arguments(model, rows, {}).num_numbers == 4 * ROWS
+    assert bind_arguments(model, rows, {}, num_rows=10).num_numbers == 40

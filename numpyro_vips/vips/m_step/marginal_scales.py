@@ -14,8 +14,10 @@ varies by along the grid. The auxiliary variables of a prior of τ are integrate
 well. All of this is post-processing of released numbers.
 """
 
+import functools
 import itertools
 import math
+from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import jax
@@ -220,14 +222,14 @@ class MarginalScales:
             own = slice(first, first + math.prod(shape))
             found = _nearest(family, grid.axes[:, own], margins[:, own])
             natural[name] = {s: value.reshape(shape) for s, value in found.items()}
-            at = family.at(jnp.exp(jnp.asarray(centre[own].reshape(shape))))
+            at = _at_logarithm(family, centre[own].reshape(shape))
             middle[name] = jax.tree.map(np.asarray, at)
             first = own.stop
         priors, _ = self._on_grid(centre[None], moments)
         spread = {}
         for name, share in shares.items():
             own = priors[name]
-            natural[name] = {s: np.asarray(own[s][0]) + share[s] for s in share}
+            natural[name] = {s: np.asarray(own[s])[0] + share[s] for s in share}
             away = grid.means[name] - np.tensordot(grid.weights, grid.means[name], 1)
             spread[name] = np.einsum("g,g...i,g...j->...ij", grid.weights, away, away)
         return Margin(natural, middle, spread)
@@ -343,3 +345,11 @@ def _nearest(
         inverse = np.maximum(found.inverse, _LEAST * np.exp(points.min(0)))
         natural[statistics[1]] = -inverse
     return natural
+
+
+@functools.partial(jit_unoptimized, static_argnums=0)
+def _at_logarithm(
+    family: Family, log: Float64[Array | np.ndarray, "*batch"]
+) -> Mapping[str, Float64[Array, "..."]]:
+    """Statistics of a family at exp(log)."""
+    return family.at(jnp.exp(log))

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64
 
-from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.precision import double_precision
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.quick_compilation import jit_of_rows, jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import (
     DIAGNOSTICS,
     counts_in_bins,
@@ -109,7 +108,9 @@ class RowPrograms:
         self._public_contributions = jax.jit(
             functools.partial(public_statistics, program, sweeps=local_steps)
         )
-        self._bounded_sum = jit_ahead(
+        num_numbers = program.graph.arguments.num_numbers
+        self._jit = functools.partial(jit_of_rows, num_numbers=num_numbers)
+        self._bounded_sum = self._jit(
             functools.partial(bounded_sum, program, sweeps=local_steps)
         )
         self.norms = jit_unoptimized(self._norms, static_argnums=2)
@@ -119,10 +120,10 @@ class RowPrograms:
             },
             static_argnums=2,
         )
-        self._counts_of_parts = jit_ahead(self._counts, static_argnums=(4, 5))
+        self._counts_of_parts = self._jit(self._counts, static_argnums=(4, 5))
         # By the parts of each such program, edges of theirs; public, as edges are.
         self._edges_of: dict[NormParts, Mapping[str, Float[Array, " _edges"]]] = {}
-        self.column_counts = jit_ahead(self._column_counts)
+        self.column_counts = self._jit(self._column_counts)
         self._row_bounds = jax.jit(
             jax.vmap(
                 lambda natural, row: row_bound(program, natural, row, local_steps),
@@ -240,7 +241,7 @@ class RowPrograms:
 
     @functools.cached_property
     def _bounded_moments(self) -> Any:
-        return jit_ahead(functools.partial(bounded_moments, places=self.covariates))
+        return self._jit(functools.partial(bounded_moments, places=self.covariates))
 
     def moments_of_covariates(
         self, arguments: ModelArguments
