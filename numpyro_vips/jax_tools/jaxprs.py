@@ -81,18 +81,23 @@ def _inlined_function(equation: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | Non
     return jax.make_jaxpr(run)(*like)
 
 
-def programs_in(value: Any) -> Iterator[jex_core.ClosedJaxpr]:
+def programs_in(
+    value: Any, enters: Callable[[jex_core.JaxprEqn], bool] = lambda _: True
+) -> Iterator[jex_core.ClosedJaxpr]:
     """A program and all programs inside it, each once.
 
     Args:
       value: A program, or parameters of an equation. Programs are found in tuples,
         lists, sets and mappings too. Not found are those that a derivative rule would
         make, since they do not exist yet.
+      enters: Whether to look into an equation.
     """
-    return _programs_in(value, {})
+    return _programs_in(value, enters, {})
 
 
-def _programs_in(value: Any, seen: dict[Any, Any]) -> Iterator[jex_core.ClosedJaxpr]:
+def _programs_in(
+    value: Any, enters: Callable[[jex_core.JaxprEqn], bool], seen: dict[Any, Any]
+) -> Iterator[jex_core.ClosedJaxpr]:
     for leaf in leaves_of(value):
         if not isinstance(leaf, jex_core.ClosedJaxpr | jex_core.Jaxpr):
             continue
@@ -102,9 +107,9 @@ def _programs_in(value: Any, seen: dict[Any, Any]) -> Iterator[jex_core.ClosedJa
         if identity not in seen:
             seen[identity] = program
             yield program
-            for equation in program.jaxpr.eqns:
+            for equation in filter(enters, program.jaxpr.eqns):
                 inner = equation.params, called_program(equation)
-                yield from _programs_in(inner, seen)
+                yield from _programs_in(inner, enters, seen)
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
