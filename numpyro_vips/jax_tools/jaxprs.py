@@ -62,7 +62,7 @@ def called_program(
         if name == _WITH_A_FUNCTION:
             return _inlined_function(equation)
         parameter = _CALLS_WITH_RULES.get(name)
-    return None if parameter is None else _closed(equation.params[parameter])
+    return None if parameter is None else closed(equation.params[parameter])
 
 
 def _inlined_function(equation: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | None:
@@ -101,7 +101,7 @@ def _programs_in(
     for leaf in leaves_of(value):
         if not isinstance(leaf, jex_core.ClosedJaxpr | jex_core.Jaxpr):
             continue
-        program = _closed(leaf)
+        program = closed(leaf)
         # The same equations may stand with several constants.
         identity = (id(program.jaxpr), *map(id, program.consts))
         if identity not in seen:
@@ -447,7 +447,7 @@ def aval_of(variable: Any) -> Any:
     return variable.aval
 
 
-def _closed(program: Any) -> jex_core.ClosedJaxpr:
+def closed(program: Any) -> jex_core.ClosedJaxpr:
     """The program with its constants; since JAX 0.12 every program has its own."""
     if isinstance(program, jex_core.ClosedJaxpr):
         return program

@@ -36,9 +36,9 @@ memory, so that the sign of a determinant would depend on how many rows stand be
 Nor are incomplete Gamma functions of huge shapes: JAX adds up their series until it
 converges, which takes longer than anybody can wait in double precision. Incomplete Beta
 functions are evaluated by `incomplete_beta`, since JAX's of a row depends on others,
-and products by `row_product`, since XLA's depends on where the row stands. Where one of
-these operations is left, in something that cannot be looked into, the program is
-refused.
+products by `row_product`, since XLA's depends on where the row stands, and loops by
+`asking_once`, since JAX's ask twice whether a row goes on. Where one of these
+operations is left, in something that cannot be looked into, the program is refused.
 """
 
 import functools
@@ -59,11 +59,14 @@ from numpyro_vips.jax_tools.host_calls import is_own_callback
 from numpyro_vips.jax_tools.jaxprs import (
     aval_of,
     called_program,
+    closed,
     equations_of,
     programs_in,
     without_dead_code,
 )
+from numpyro_vips.jax_tools.materialized import makes_no_turn
 from numpyro_vips.jax_tools.operations.incomplete_beta import incomplete_beta
+from numpyro_vips.jax_tools.operations.row_loops import asking_once
 from numpyro_vips.jax_tools.operations.row_products import (
     DotGeneral,
     row_product,
@@ -181,14 +184,30 @@ def _is_sequential(equation: jex_core.JaxprEqn) -> bool:
     return equation.primitive.name == "custom_vmap_call" and not _is_ours(equation)
 
 
+def _may_be_rounded_twice(equation: jex_core.JaxprEqn) -> bool:
+    """Whether an equation is a loop that computes with real numbers to know its end.
+
+    Comparing numbers that the loop carries along is exact.
+    """
+    if equation.primitive.name != "while" or makes_no_turn(equation):
+        return False
+    asked = without_dead_code(closed(equation.params["cond_jaxpr"]))
+    return any(
+        jnp.issubdtype(aval_of(result).dtype, jnp.inexact)
+        for each in equations_of(asked)
+        for result in each.outvars
+    )
+
+
 def _with_own_operations(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
-    """The program with what stands in place of some operations: `_INSTEAD` of JAX's,
-    and calls of their programs for functions of `sequential_vmap` and for operations
-    that JAX keeps as functions.
+    """The program with what stands in place of some operations.
+
+    These are `_INSTEAD` of JAX's, loops that ask once in a turn whether to go on, and
+    calls of their programs for functions of `sequential_vmap` and for operations that
+    JAX keeps as functions.
 
     Raises:
-      UnsafeModelError: It has an operation of the former two kinds where it cannot be
-        replaced.
+      UnsafeModelError: One of them is left where it cannot be replaced.
     """
     replacing = _Replacing()
     found = replacing.replaced(program)
@@ -242,6 +261,10 @@ class _Replacing:
             call = _call_of(instead(new), [aval_of(x) for x in new.invars], new)
             self._placed[id(_within(call.params.get("jaxpr")))] = call
             return call
+        if _may_be_rounded_twice(new):
+            programs = (closed(new.params[x]) for x in ("cond_jaxpr", "body_jaxpr"))
+            loop = asking_once(new, *programs)
+            return _call_of(loop, [aval_of(x) for x in new.invars], new)
         is_function = _HAS_A_FUNCTION in equation.params
         if not (is_function or _is_sequential(equation)):
             return new
@@ -257,7 +280,11 @@ class _Replacing:
         """The equations of a program once replaced that should be there no more."""
         for inner in programs_in(program, enters=self._is_not_placed):
             for equation in inner.jaxpr.eqns:
-                if equation.primitive.name in _INSTEAD or _is_sequential(equation):
+                if (
+                    equation.primitive.name in _INSTEAD
+                    or _may_be_rounded_twice(equation)
+                    or _is_sequential(equation)
+                ):
                     yield equation
 
     def _is_not_placed(self, equation: jex_core.JaxprEqn) -> bool:
