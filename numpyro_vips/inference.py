@@ -132,8 +132,9 @@ class PrivateVI:
       max_nonzeros: How many entries of a row may differ from zero, a public number, as
         `{"counts": 128}` for one private array argument, or a number if there is only
         one. A step then costs as many entries per row. Rows with more keep the largest.
-      max_batch_size: Most rows worked on at a time, rounded up to a multiple of 64, by
-        default 4,096; larger minibatches take several passes, so none is ever cut.
+      max_batch_size: Most rows worked on at a time, with 16 places that hold none,
+        rounded up to a multiple of 64, by default 4,096; larger minibatches take
+        several passes, so none is ever cut.
       noise_multiplier: Standard deviation of a step's noise over the L2 sensitivity, in
         place of the smallest that the share affords. A fit that then costs more than
         its share is refused.

@@ -35,6 +35,7 @@ from numpyro_vips.jax_tools.row_sums import (
     DEFAULT_CHUNK,
     equal_chunks,
     increasing_edges,
+    rows_in,
 )
 from numpyro_vips.jax_tools.usual_settings import usual_settings
 from numpyro_vips.model.arguments import ModelArguments
@@ -79,6 +80,7 @@ def release(
     """
     reducer = Reducer() if reducer is None else reducer
     number, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
+    filled = rows_in(size)
     mechanism = step.mechanism
     names = [block.name for block in mechanism.blocks]
     selection = select_rows(step.event, arguments.num_rows, random.sampling)
@@ -87,7 +89,9 @@ def release(
 
     def sum_of(numbered: tuple[int, Chunk]) -> dict[str, np.ndarray]:
         place, chunk = numbered
-        keys = None if row_keys is None else row_keys.of_places(place * size, size)
+        keys = None
+        if row_keys is not None:
+            keys = row_keys.of_places(place * filled, size)
         part = _chunk_sum(engine, step, state, chunk.rows(), chunk.mask, keys)
         return {name: np.asarray(part[name], dtype=np.float64) for name in names}
 
@@ -95,7 +99,7 @@ def release(
 
     def sum_of_pieces(pieces: Sequence[Selection], first: int = 0) -> TreeSum:
         # How many rows there really are is private, and so how many pieces.
-        here = min(expected, size * max(0, min(len(pieces), number - first)))
+        here = min(expected, filled * max(0, min(len(pieces), number - first)))
         total = TreeSum()
         with (
             arguments.chunks(pieces, size) as read,
@@ -106,10 +110,10 @@ def release(
             for done, part in enumerate(parts):
                 total.add(first + done, part)
                 if on_rows is not None:
-                    on_rows(min((done + 1) * size, here), here)
+                    on_rows(min((done + 1) * filled, here), here)
         return total
 
-    batch = Batch(selection, arguments.num_rows, number, size)
+    batch = Batch(selection, arguments.num_rows, number, filled)
     with _values_unchecked():
         noisy = reducer.release(mechanism, batch, sum_of_pieces, random)
     # The expected size of the batch is public; the realised one is not.

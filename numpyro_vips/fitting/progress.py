@@ -83,14 +83,14 @@ class Progress:
         """
         if not step.reports:
             return self
-        report = {
-            name: NoisyShare(
-                share=float(released[name]) / num_rows,
-                stddev=step.mechanism.block_noise_stddev(name)
-                / (step.sampling.rate * num_rows),
-            )
-            for name in DIAGNOSTICS
-        }
+        report = {}
+        for name in DIAGNOSTICS:
+            share = float(released[name]) / num_rows
+            noise = step.mechanism.block_noise_stddev(name)
+            noise /= step.sampling.rate * num_rows
+            possible = min(1.0, max(0.0, share))
+            drawn = step.sampling.stddev_of_share(possible, num_rows)
+            report[name] = NoisyShare(share=share, stddev=math.hypot(noise, drawn))
         # Without noise the last one says it all.
         earlier = self.reports if step.noise_multiplier else ()
         return dataclasses.replace(self, reports=(*earlier, report))

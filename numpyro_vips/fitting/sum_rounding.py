@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from numpyro_vips.fitting.private_step import chunks_of
 from numpyro_vips.fitting.reducers.tree_sum import most_roundings
 from numpyro_vips.fitting.step import Step
+from numpyro_vips.jax_tools.row_sums import rows_in
 
 _UNIT = 2.0**-53
 # Roundings of a row's number besides additions: products with its weight and among its
@@ -71,6 +72,6 @@ def _rounding(step: Step, num_rows: int, max_batch_size: int | None) -> float:
     _, length = chunks_of(step, num_rows, max_batch_size)
     # Within a chunk XLA adds as it likes; chunks are added in a tree.
     within = length * max((block.additions for block in step.blocks), default=1)
-    roundings = within + most_roundings(math.ceil(rows / length)) + _PRODUCTS
+    roundings = within + most_roundings(math.ceil(rows / rows_in(length))) + _PRODUCTS
     gamma = roundings * _UNIT / (1.0 - roundings * _UNIT)
     return 2.0 * rows * gamma + _EDGES

@@ -62,7 +62,7 @@ def called_program(
         if name == _WITH_A_FUNCTION:
             return _inlined_function(equation)
         parameter = _CALLS_WITH_RULES.get(name)
-    return None if parameter is None else _closed(equation.params[parameter])
+    return None if parameter is None else closed(equation.params[parameter])
 
 
 def _inlined_function(equation: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | None:
@@ -81,30 +81,35 @@ def _inlined_function(equation: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | Non
     return jax.make_jaxpr(run)(*like)
 
 
-def programs_in(value: Any) -> Iterator[jex_core.ClosedJaxpr]:
+def programs_in(
+    value: Any, enters: Callable[[jex_core.JaxprEqn], bool] = lambda _: True
+) -> Iterator[jex_core.ClosedJaxpr]:
     """A program and all programs inside it, each once.
 
     Args:
       value: A program, or parameters of an equation. Programs are found in tuples,
         lists, sets and mappings too. Not found are those that a derivative rule would
         make, since they do not exist yet.
+      enters: Whether to look into an equation.
     """
-    return _programs_in(value, {})
+    return _programs_in(value, enters, {})
 
 
-def _programs_in(value: Any, seen: dict[Any, Any]) -> Iterator[jex_core.ClosedJaxpr]:
+def _programs_in(
+    value: Any, enters: Callable[[jex_core.JaxprEqn], bool], seen: dict[Any, Any]
+) -> Iterator[jex_core.ClosedJaxpr]:
     for leaf in leaves_of(value):
         if not isinstance(leaf, jex_core.ClosedJaxpr | jex_core.Jaxpr):
             continue
-        program = _closed(leaf)
+        program = closed(leaf)
         # The same equations may stand with several constants.
         identity = (id(program.jaxpr), *map(id, program.consts))
         if identity not in seen:
             seen[identity] = program
             yield program
-            for equation in program.jaxpr.eqns:
+            for equation in filter(enters, program.jaxpr.eqns):
                 inner = equation.params, called_program(equation)
-                yield from _programs_in(inner, seen)
+                yield from _programs_in(inner, enters, seen)
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
@@ -442,7 +447,7 @@ def aval_of(variable: Any) -> Any:
     return variable.aval
 
 
-def _closed(program: Any) -> jex_core.ClosedJaxpr:
+def closed(program: Any) -> jex_core.ClosedJaxpr:
     """The program with its constants; since JAX 0.12 every program has its own."""
     if isinstance(program, jex_core.ClosedJaxpr):
         return program

@@ -8,7 +8,10 @@ once as its vectors are wide, and on those that are left over one by one, where 
 add a row's numbers in another order. If they cancel, as those of x @ w may, the last
 digit decides about the sign of the result, and a row behind one that is left out would
 contribute something else. So nothing may be left over: rows are worked on together by
-`aligned` lengths, or one by one. `tests/test_rounding.py` tests that for both engines.
+`aligned` lengths, or one by one. Where a vector takes some numbers of each row and
+leaves out others, it would read beyond the last row, so the last rows are taken one by
+one whatever their number: these places hold no rows, see `SPARE_ROWS`.
+`tests/test_rounding.py` tests that for both engines.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +46,9 @@ _NOTABLE = 0.01
 # Rows that are worked on together are a multiple of these: more than fit into any
 # vector, also where loops over vectors are unrolled.
 ROW_ALIGNMENT = 64
+# Places at the end of what is worked on together that hold no row: as many as the
+# widest vector has numbers. Loops that leave out numbers of each row are not unrolled.
+SPARE_ROWS = 16
 # So many rows may take this times as much as the rows of a piece otherwise do.
 _LARGER = 8
 
@@ -162,12 +168,19 @@ DEFAULT_CHUNK = 4096
 def equal_chunks(number: int, longest: int = DEFAULT_CHUNK) -> tuple[int, int]:
     """Number and length of the chunks, few and equal, that rows are worked on in.
 
+    Each takes `rows_in(length)` rows.
+
     Args:
       number: How many rows there are.
       longest: The length that a chunk may have, before it is `aligned`.
     """
-    chunks = -(-number // aligned(longest))
-    return chunks, aligned(-(-number // chunks))
+    chunks = -(-number // rows_in(aligned(longest)))
+    return chunks, aligned(-(-number // chunks) + SPARE_ROWS)
+
+
+def rows_in(length: int) -> int:
+    """How many of the places of a chunk or a piece may hold rows."""
+    return length - SPARE_ROWS
 
 
 def piece_length(size_of_row: int, limit: int) -> int:
@@ -202,29 +215,48 @@ def in_pieces(
     """Splits rows into equal pieces, filled up with rows that the mask leaves out.
 
     Args:
-      rows: Arrays with a leading axis of rows, or trees of them as sparse rows are.
+      rows: Arrays with a leading axis of rows, or trees of them as sparse rows are. The
+        last `SPARE_ROWS` are the last ones of a piece, so that a row that is among them
+        may depend on its place.
       mask: Whether each row counts.
       size: Most rows of a piece, a multiple of `ROW_ALIGNMENT` or one; None for all
         rows in one piece.
 
     Returns:
       The rows and the mask, with the pieces along a new leading axis. A piece has an
-      `aligned` length, or one row if `size` is one.
+      `aligned` length, of which `rows_in` are filled, or one row if `size` is one.
     """
     count = mask.shape[0]
-    number = 1 if size is None else max(1, -(-count // size))
-    length = 1 if size == 1 else aligned(max(1, -(-count // number)))
-    missing = number * length - count
+    number, length = _pieces_of(count, size)
+    own = length if number == 1 or length == 1 else rows_in(length)
+    missing = number * own + length - own - count
 
     def split(
         array: Shaped[Array | np.ndarray, "rows ..."],
     ) -> Shaped[Array, "pieces length ..."]:
-        padding = [(0, missing), *((0, 0) for _ in array.shape[1:])]
-        return jnp.pad(array, padding).reshape(number, length, *array.shape[1:])
+        others = [(0, 0) for _ in array.shape[1:]]
+        filled = jnp.pad(array, [(0, missing), *others])
+        body = filled[: number * own].reshape(number, own, *array.shape[1:])
+        if own == length:
+            return body
+        spare = filled[None, number * own :]
+        spare = jnp.pad(spare, [(number - 1, 0), (0, 0), *others])
+        return jnp.concatenate([body, spare], axis=1)
 
     pieces = jax.tree.map(split, rows), split(mask)
     # Else XLA may work on the rows as they were and fill up what comes out.
-    return materialized(pieces) if missing else pieces
+    return materialized(pieces) if missing or own < length else pieces
+
+
+def _pieces_of(count: int, size: int | None) -> tuple[int, int]:
+    """Number and length of the pieces of some rows; see `in_pieces`."""
+    if size is None or count <= size:
+        return 1, aligned(max(1, count))
+    if size == 1:
+        return count, 1
+    rows = rows_in(count)
+    number = -(-rows // rows_in(size))
+    return number, aligned(-(-rows // number) + SPARE_ROWS)
 
 
 def _zeros_like(partial: Any) -> Any:
@@ -287,9 +319,16 @@ def map_over_rows(
     """
     count = len(jax.tree.leaves(rows)[0])
     pieces, _ = in_pieces(dict(rows), jnp.ones(count, bool), size)
-    if len(jax.tree.leaves(pieces)[0]) > 1:
-        found = jax.lax.map(function, pieces)
-        found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
-    else:
+    number, length = jax.tree.leaves(pieces)[0].shape[:2]
+    if number == 1:
         found = function(jax.tree.map(lambda x: x[0], pieces))
-    return jax.tree.map(lambda x: x[:count], found)
+        return jax.tree.map(lambda x: x[:count], found)
+    own = 1 if length == 1 else rows_in(length)
+
+    def joined(
+        array: Shaped[Array, "pieces length ..."],
+    ) -> Shaped[Array, "rows ..."]:
+        body = array[:, :own].reshape(-1, *array.shape[2:])
+        return jnp.concatenate([body, array[-1, own:]])[:count]
+
+    return jax.tree.map(joined, jax.lax.map(function, pieces))

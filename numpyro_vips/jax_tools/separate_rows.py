@@ -36,14 +36,16 @@ memory, so that the sign of a determinant would depend on how many rows stand be
 Nor are incomplete Gamma functions of huge shapes: JAX adds up their series until it
 converges, which takes longer than anybody can wait in double precision. Incomplete Beta
 functions are evaluated by `incomplete_beta`, since JAX's of a row depends on others,
-and products by `row_product`, since XLA's depends on where the row stands.
+products by `row_product`, since XLA's depends on where the row stands, and loops by
+`asking_once`, since JAX's ask twice whether a row goes on. Where one of these
+operations is left, in something that cannot be looked into, the program is refused.
 """
 
 import functools
 import math
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -57,10 +59,14 @@ from numpyro_vips.jax_tools.host_calls import is_own_callback
 from numpyro_vips.jax_tools.jaxprs import (
     aval_of,
     called_program,
+    closed,
     equations_of,
+    programs_in,
     without_dead_code,
 )
+from numpyro_vips.jax_tools.materialized import makes_no_turn
 from numpyro_vips.jax_tools.operations.incomplete_beta import incomplete_beta
+from numpyro_vips.jax_tools.operations.row_loops import asking_once
 from numpyro_vips.jax_tools.operations.row_products import (
     DotGeneral,
     row_product,
@@ -80,6 +86,8 @@ _REFUSED = (
 )
 
 
+# The parameter by which that one says which it is. JAX has its function, no program.
+_HAS_A_FUNCTION = "_prim"
 _TAKE_IT_OFF = "Take the decorator off, so that JAX maps the function itself."
 
 
@@ -87,7 +95,8 @@ def _operation(equation: jex_core.JaxprEqn) -> Any:
     """What an equation does: its primitive, or what goes by a primitive's name."""
     # Since JAX 0.12 one primitive stands for many, of the caller's own making too. Each
     # has a rule of its own for batches, so what it is written out as says too little.
-    return type(equation.params.get("_prim", equation.primitive)), equation.primitive
+    what = equation.params.get(_HAS_A_FUNCTION, equation.primitive)
+    return type(what), equation.primitive
 
 
 @functools.cache
@@ -156,7 +165,7 @@ def _code_of_sequential_vmap() -> types.CodeType:
 
 def _is_hidden(equation: jex_core.JaxprEqn) -> bool:
     """Whether what an operation is written with cannot be looked at."""
-    return "_prim" in equation.params and called_program(equation) is None
+    return _HAS_A_FUNCTION in equation.params and called_program(equation) is None
 
 
 def _is_safe_batching(equation: jex_core.JaxprEqn) -> bool:
@@ -170,71 +179,121 @@ def _is_ours(equation: jex_core.JaxprEqn) -> bool:
     return _rule_of(equation) in _RULES_OF_OURS
 
 
+def _is_sequential(equation: jex_core.JaxprEqn) -> bool:
+    """Whether it is a function of `sequential_vmap`, in a program that was checked."""
+    return equation.primitive.name == "custom_vmap_call" and not _is_ours(equation)
+
+
+def _may_be_rounded_twice(equation: jex_core.JaxprEqn) -> bool:
+    """Whether an equation is a loop that computes with real numbers to know its end.
+
+    Comparing numbers that the loop carries along is exact.
+    """
+    if equation.primitive.name != "while" or makes_no_turn(equation):
+        return False
+    asked = without_dead_code(closed(equation.params["cond_jaxpr"]))
+    return any(
+        jnp.issubdtype(aval_of(result).dtype, jnp.inexact)
+        for each in equations_of(asked)
+        for result in each.outvars
+    )
+
+
 def _with_own_operations(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
-    """The program with what stands in place of some operations: `_INSTEAD` of JAX's,
-    and calls of their programs for functions of `sequential_vmap`.
+    """The program with what stands in place of some operations.
+
+    These are `_INSTEAD` of JAX's, loops that ask once in a turn whether to go on, and
+    calls of their programs for functions of `sequential_vmap` and for operations that
+    JAX keeps as functions.
 
     Raises:
-      UnsafeModelError: There is such a function where it cannot be replaced, or an
-        incomplete Beta function.
+      UnsafeModelError: One of them is left where it cannot be replaced.
     """
-    found = _replaced(program)
-    for equation in equations_of(found):
-        if equation.primitive.name == _INCOMPLETE_BETA:
-            raise UnsafeModelError(
-                "The model or guide has an incomplete Beta function in an operation of "
-                "a kind that cannot be looked into, where it would depend on other "
-                "records. Compute it outside of this operation."
-            )
-        if equation.primitive.name == "custom_vmap_call" and not _is_ours(equation):
-            raise UnsafeModelError(
-                "The model or guide has a jax.custom_batching.sequential_vmap function "
-                f"in an operation of a kind that cannot be looked into. {_TAKE_IT_OFF}"
-            )
+    replacing = _Replacing()
+    found = replacing.replaced(program)
+    for equation in replacing.left_in(found):
+        is_sequential = equation.primitive.name == "custom_vmap_call"
+        what = "jax.custom_batching.sequential_vmap function"
+        what = what if is_sequential else f"operation {equation.primitive.name!r}"
+        remedy = _TAKE_IT_OFF if is_sequential else "Compute it outside of this one."
+        raise UnsafeModelError(
+            f"The model or guide has the {what}{line_of_equation(equation)} in an "
+            "operation of a kind that cannot be looked into, where one record could "
+            f"act on another one. {remedy}"
+        )
     return found
 
 
-def _replaced(value: Any) -> Any:
-    """A program, or what equations have it in; the same object if nothing changes."""
-    # Since JAX 0.12 programs with constants and without are of one class.
-    within = _within(value)
-    if within is not value:
-        jaxpr = _replaced(within)
-        is_same = jaxpr is within
-        return value if is_same else jex_core.ClosedJaxpr(jaxpr, value.consts)
-    if isinstance(value, jex_core.Jaxpr):
-        equations = [_replaced_equation(equation) for equation in value.eqns]
-        is_same = all(map(operator.is_, equations, value.eqns))
-        return value if is_same else value.replace(eqns=equations)
-    kind: Any = type(value)
-    has_names = isinstance(value, tuple) and hasattr(value, "_fields")
-    if has_names or kind in (tuple, list):
-        parts = [_replaced(part) for part in value]
-        if all(map(operator.is_, parts, value)):
-            return value
-        return kind(*parts) if has_names else kind(parts)
-    return value
+class _Replacing:
+    """Puts other operations in the place of some, and remembers where it did so."""
+
+    def __init__(self) -> None:
+        # Programs that stand in place of others, which they may have in them.
+        self._placed: dict[int, Any] = {}
+
+    def replaced(self, value: Any) -> Any:
+        """A program, or what has it in; the same object if nothing changes."""
+        # Since JAX 0.12 programs with constants and without are of one class.
+        within = _within(value)
+        if within is not value:
+            jaxpr = self.replaced(within)
+            is_same = jaxpr is within
+            return value if is_same else jex_core.ClosedJaxpr(jaxpr, value.consts)
+        if isinstance(value, jex_core.Jaxpr):
+            equations = [self._replaced_equation(equation) for equation in value.eqns]
+            is_same = all(map(operator.is_, equations, value.eqns))
+            return value if is_same else value.replace(eqns=equations)
+        kind: Any = type(value)
+        has_names = isinstance(value, tuple) and hasattr(value, "_fields")
+        if has_names or kind in (tuple, list):
+            parts = [self.replaced(part) for part in value]
+            if all(map(operator.is_, parts, value)):
+                return value
+            return kind(*parts) if has_names else kind(parts)
+        return value
+
+    def _replaced_equation(self, equation: jex_core.JaxprEqn) -> jex_core.JaxprEqn:
+        params = {name: self.replaced(x) for name, x in equation.params.items()}
+        is_same = all(params[name] is x for name, x in equation.params.items())
+        new = equation if is_same else equation.replace(params=params)
+        instead = _INSTEAD.get(equation.primitive.name)
+        if instead is not None:
+            call = _call_of(instead(new), [aval_of(x) for x in new.invars], new)
+            self._placed[id(_within(call.params.get("jaxpr")))] = call
+            return call
+        if _may_be_rounded_twice(new):
+            programs = (closed(new.params[x]) for x in ("cond_jaxpr", "body_jaxpr"))
+            loop = asking_once(new, *programs)
+            return _call_of(loop, [aval_of(x) for x in new.invars], new)
+        is_function = _HAS_A_FUNCTION in equation.params
+        if not (is_function or _is_sequential(equation)):
+            return new
+        # Nothing differentiates a row's program any more, so rules of derivatives are
+        # not needed; and what maps it is not the rule of an author.
+        called = called_program(new)
+        assert called is not None
+        if is_function:
+            called = self.replaced(called)
+        return _call_of(jex_core.jaxpr_as_fun(called), called.in_avals, new)
+
+    def left_in(self, program: jex_core.ClosedJaxpr) -> Iterator[jex_core.JaxprEqn]:
+        """The equations of a program once replaced that should be there no more."""
+        for inner in programs_in(program, enters=self._is_not_placed):
+            for equation in inner.jaxpr.eqns:
+                if (
+                    equation.primitive.name in _INSTEAD
+                    or _may_be_rounded_twice(equation)
+                    or _is_sequential(equation)
+                ):
+                    yield equation
+
+    def _is_not_placed(self, equation: jex_core.JaxprEqn) -> bool:
+        return id(_within(equation.params.get("jaxpr"))) not in self._placed
 
 
 def _within(value: Any) -> Any:
     """The program in a closed one; any other value as it is."""
     return value.jaxpr if isinstance(value, jex_core.ClosedJaxpr) else value
-
-
-def _replaced_equation(equation: jex_core.JaxprEqn) -> jex_core.JaxprEqn:
-    params = {name: _replaced(value) for name, value in equation.params.items()}
-    if all(params[name] is value for name, value in equation.params.items()):
-        new = equation
-    else:
-        new = equation.replace(params=params)
-    instead = _INSTEAD.get(equation.primitive.name)
-    if instead is not None:
-        return _call_of(instead(new), [aval_of(x) for x in new.invars], new)
-    if equation.primitive.name != "custom_vmap_call" or _is_ours(equation):
-        return new
-    called = called_program(new)
-    assert called is not None
-    return _call_of(jex_core.jaxpr_as_fun(called), called.in_avals, new)
 
 
 def _call_of(

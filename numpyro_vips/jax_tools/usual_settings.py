@@ -13,6 +13,27 @@ from collections.abc import Iterator
 
 import jax
 
+# What JAX then writes to cannot be mapped over rows, and these settings are the same
+# in all threads, so that no fit may set them for itself.
+_OF_ALL_THREADS = tuple(
+    f"jax_error_checking_behavior_{kind}" for kind in ("nan", "divide", "oob")
+)
+
+
+def check_arrays_can_be_mapped() -> None:
+    """Refuses settings under which JAX maps no function over arrays.
+
+    Raises:
+      RuntimeError: One of them is chosen.
+    """
+    for name in _OF_ALL_THREADS:
+        if getattr(jax.config, name, "ignore") != "ignore":
+            raise RuntimeError(
+                f"JAX cannot map functions over arrays while {name} is "
+                f"{getattr(jax.config, name)!r}, as fits do over rows. Set it back by "
+                f'jax.config.update("{name}", "ignore").'
+            )
+
 
 @contextlib.contextmanager
 def usual_settings() -> Iterator[None]:

@@ -5,6 +5,7 @@ the accountant prices and by which rows are drawn. `docs/privacy.md` compares th
 """
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 from numpyro_vips import _validate
@@ -28,6 +29,24 @@ class RowSampling:
     def scheme(self) -> Sampling:
         """How the accountant calls it; a rate of 1 takes all rows in any case."""
         return "full" if self.rate == 1.0 else self._scheme
+
+    def stddev_of_share(self, share: float, num_rows: int) -> float:
+        """How far the share of some rows in a minibatch is from that in all rows.
+
+        The share in a minibatch is their number over the expected size of it.
+
+        Args:
+          share: The share of all rows, from 0 to 1.
+          num_rows: How many these are.
+
+        Returns:
+          The standard deviation over minibatches.
+        """
+        variance = (1.0 - self.rate) * share / (self.rate * num_rows)
+        if self.scheme == "without_replacement" and num_rows > 1:
+            # The size is fixed, and no row is drawn twice (hypergeometric).
+            variance *= (1.0 - share) * num_rows / (num_rows - 1)
+        return math.sqrt(variance)
 
     def event(
         self, *, noise_stddev: float, sensitivity: float, label: str = ""

@@ -86,16 +86,22 @@ def _installed_version(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoisyShare:
-    """A released share of the rows, and the standard deviation of its noise."""
+    """A released share of the rows, and how far it may be from that of all rows.
+
+    Attributes:
+      share: As released. Noise, and minibatches of other sizes than expected, may take
+        it below 0 or above 1.
+      stddev: Standard deviation of the noise and of how rows are drawn together.
+    """
 
     share: float
     stddev: float
 
     def __str__(self) -> str:
-        """The share in per cent, such as "31 % ± 2 %"."""
-        share, stddev = 100 * self.share, 100 * self.stddev
+        """The share in per cent, from 0 to 100, such as "31 % ± 2 %"."""
+        share, stddev = 100 * min(1.0, max(0.0, self.share)), 100 * self.stddev
         if not stddev:
-            return f"{share:.2g} %"
+            return f"{float(f'{share:.2g}'):g} %"
         digits = max(0, 1 - math.floor(math.log10(stddev))) if 0 < stddev < 10 else 0
         return f"{share:.{digits}f} % ± {stddev:.{digits}f} %"
 

@@ -122,7 +122,7 @@ def test_who_watches_learns_the_expected_number_of_rows_alone() -> None:
             on_rows=lambda done, here, each=each: each.append((done, here)),
         )
         seen.append(each)
-    assert seen[0] == [(64, 100), (100, 100), (100, 100)]
+    assert seen[0] == [(48, 100), (96, 100), (100, 100), (100, 100)]
     assert seen[0] == seen[1] == seen[2]
 
 
@@ -232,7 +232,11 @@ def test_what_was_rehearsed_once_is_not_rehearsed_again() -> None:
     ("sampling", "num_rows", "chunks"),
     [
         (nv.WithoutReplacement(400 / 60_000), 60_000, (1, 448)),
-        (nv.WithoutReplacement(6_016 / 60_000), 60_000, (2, 3_008)),  # No padding.
+        (
+            nv.WithoutReplacement(6_112 / 60_000),
+            60_000,
+            (2, 3_072),
+        ),  # As many as can be.
         (nv.FullBatch(), 60_000, (15, 4_032)),
         (nv.FullBatch(), 3, (1, 64)),
         (nv.Poisson(0.01), 10_000, (1, 192)),  # Six standard deviations above 100: 161.

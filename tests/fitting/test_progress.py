@@ -1,5 +1,6 @@
 """What is known of a running fit follows from what it has released."""
 
+import dataclasses
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,10 @@ from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.fitting.found_norms import FoundNorms, NormHistogram
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.step import Step
-from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, DIAGNOSTICS
+from numpyro_vips.privacy.batch_selection import select_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.secure_random import SecureRandom
 
 NAMES = ("a", "b")
 BLOCKS = tuple(Block(name=name, shape=(2,)) for name in NAMES)
@@ -105,6 +108,30 @@ def test_shares_are_means_over_the_steps_that_reported() -> None:
     # Independent noise of two steps: √2 as much, of twice the number.
     stddev = step.mechanism.block_noise_stddev(DIAGNOSTICS[0]) / 100
     assert clipped.stddev == pytest.approx(stddev / math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    "sampling", [nv.Poisson(0.05), nv.WithoutReplacement(0.05), nv.FullBatch()]
+)
+def test_shares_allow_for_how_rows_are_drawn(sampling: Any) -> None:
+    """As many times as rows are drawn, by the fit's own sampler."""
+    step = dataclasses.replace(
+        main_step(clipping_norm=1.0, reports=True), sampling=sampling
+    )
+    step = dataclasses.replace(step, noise_multiplier=1e-6)
+    num_rows, rng = 1000, SecureRandom(insecure_seed=0).sampling
+    found = []
+    for _ in range(2000):
+        drawn = np.arange(num_rows)[select_rows(step.event, num_rows, rng)]
+        number = np.sum(drawn % 10 < 3) / sampling.rate
+        progress = Progress(steps=(step,))
+        progress = progress.after_statistics(step, reports(number, 0.0), num_rows)
+        found.append(progress.shares[CLIPPED_ROWS])
+    shares = [each.share for each in found]
+    assert np.mean(shares) == pytest.approx(0.3, abs=0.01)
+    said = np.sqrt(np.mean([each.stddev**2 for each in found]))
+    assert np.std(shares) == pytest.approx(said, rel=0.1, abs=1e-6)
+    assert bool(said > 0.01) == (sampling.rate < 1)
 
 
 @pytest.mark.parametrize("recentres", [False, True])

@@ -10,6 +10,8 @@ import pytest
 from _fits import vi_of
 from _jax_settings import CHOSEN
 
+from numpyro_vips import PrivacyBudget
+
 
 def model(X: Any, y: Any) -> None:
     w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
@@ -40,3 +42,16 @@ def test_a_fit_is_the_same_whatever_the_caller_has_jax_refuse(engine: str) -> No
         with setting():
             for found, expected in zip(fitted(), usual, strict=True):
                 np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["nan", "divide", "oob"])
+def test_settings_under_which_jax_maps_nothing_are_refused(kind: str) -> None:
+    vi = vi_of(model, budget=PrivacyBudget(1.0, 1e-5))
+    name = f"jax_error_checking_behavior_{kind}"
+    jax.config.update(name, "raise")
+    try:
+        with pytest.raises(RuntimeError, match=f'update."{name}", "ignore"'):
+            vi.run(jax.random.key(0), np.ones((9, 2), np.float32), np.ones(9, np.int32))
+    finally:
+        jax.config.update(name, "ignore")
+    assert vi.budget.remaining().epsilon == 1.0

@@ -10,7 +10,7 @@ import pytest
 from numpyro_vips import accounting
 from numpyro_vips.accounting import GaussianEvent, Sampling
 from numpyro_vips.privacy.secure_random import SecureRandom
-from numpyro_vips.privacy.statement import NOT_COVERED, PrivacyStatement
+from numpyro_vips.privacy.statement import NOT_COVERED, NoisyShare, PrivacyStatement
 
 
 def event(
@@ -197,3 +197,19 @@ def test_printing_takes_no_time():
 def test_statements_check_themselves(changes, message):
     with pytest.raises(ValueError, match=message):
         statement(**changes)
+
+
+@pytest.mark.parametrize(
+    ("share", "stddev", "text"),
+    [
+        (1.0319, 0.0068, "100.00 % ± 0.68 %"),
+        (-0.005, 0.006, "0.00 % ± 0.60 %"),
+        (0.307, 0.02, "30.7 % ± 2.0 %"),
+        (0.5, 0.2, "50 % ± 20 %"),
+        (1.0, 0.0, "100 %"),
+        (0.307, 0.0, "31 %"),
+        (0.00012, 0.0, "0.012 %"),
+    ],
+)
+def test_texts_say_a_share_that_there_can_be(share, stddev, text):
+    assert str(NoisyShare(share=share, stddev=stddev)) == text

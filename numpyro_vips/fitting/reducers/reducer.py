@@ -28,7 +28,8 @@ class Batch(NamedTuple):
     Attributes:
       selection: Which rows they are, by growing numbers.
       num_rows: How many rows there are to draw from.
-      number, length: Public number and length of the chunks that it is worked on in.
+      number, length: Public number of the chunks that it is worked on in, and how many
+        rows each takes.
     """
 
     selection: Selection

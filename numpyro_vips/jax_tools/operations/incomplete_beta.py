@@ -1,9 +1,9 @@
 """The regularised incomplete Beta function, in which no number waits for another.
 
-JAX evaluates a continued fraction for all numbers of an array together, and goes on
-with all of them until the last one has converged. Each further turn is rounded, so that
-a number comes out other where one beside it takes long: by 6e-6 of itself in single
-precision. Under `jax.vmap` the numbers of all rows are one array.
+JAX before 0.12 evaluates a continued fraction for all numbers of an array together, and
+goes on with all of them until the last one has converged. Each further turn is rounded,
+so that a number comes out other where one beside it takes long: by 6e-6 of itself in
+single precision. Under `jax.vmap` the numbers of all rows are one array.
 """
 
 from typing import Any, NamedTuple
