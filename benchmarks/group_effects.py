@@ -5,11 +5,12 @@
                                        [--predictors "mean + a[g] + slope x"]
                                        [--scale 1]
 
-Rows have a covariate, a group, and in one model a second group. The table has, for each
-model and engine, the share of 90 % intervals that hold the truth, of the globals beside
-the effects and of the effects; the residuals' standard deviation, which is 1.5; and how
-many fits warned. Noise is new in every run. With a scale the response and its priors
-are as many times as large, and the residuals' standard deviation is in units of it.
+Rows have a covariate, a group, and in one model a second group; in another each group
+has a slope of its own. The table has, for each model and engine, the share of 90 %
+intervals that hold the truth, of the globals beside the effects and of the effects; the
+residuals' standard deviation, which is 1.5; and how many fits warned. Noise is new in
+every run. With a scale the response and its priors are as many times as large, and the
+residuals' standard deviation is in units of it.
 """
 
 import argparse
@@ -57,10 +58,20 @@ def crossed(number: int, unit: float, g: Any, h: Any, x: Any, y: Any) -> None:
     regression(mean + effects("a", number, unit)[g] + second[h], unit, x, y)
 
 
+def with_slopes(number: int, unit: float, g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0 * unit))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0 * unit))
+    a, b = effects("a", number, unit, mean), effects("b", number, unit, slope)
+    sigma = numpyro.sample("sigma", dist.HalfNormal(3.0 * unit))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a[g] + b[g] * x, sigma), obs=y)
+
+
 MODELS: dict[str, Callable[..., None]] = {
     "mean + a[g] + slope x": beside_a_mean,
     "a[g] + slope x": about_a_mean,
     "mean + a[g] + b[h] + slope x": crossed,
+    "a[g] + b[g] x": with_slopes,
 }
 
 
@@ -76,8 +87,12 @@ def drawn(
     a, b = rng.normal(size=args.groups), rng.normal(size=SECOND_GROUPS)
     truth = {"mean": mean, "slope": 1.0, "sigma": SIGMA, "a_scale": 1.0, "a": a}
     centre = mean + a[g]
-    if model is about_a_mean:
+    if model in (about_a_mean, with_slopes):
         truth["a"] = mean + a
+    if model is with_slopes:
+        b = rng.normal(size=args.groups)
+        centre = centre + b[g] * x
+        truth |= {"b_scale": 1.0, "b": 1.0 + b}
     if model is crossed:
         centre = centre + b[h]
         truth |= {"b_scale": 1.0, "b": b}

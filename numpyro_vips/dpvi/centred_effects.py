@@ -1,4 +1,4 @@
-"""Effects z of groups that rows know only times their scale: fitted as a = τ z.
+"""Effects z that rows know only times their scale: fitted as a = τ z.
 
 In a predictor μ + τ z[group] with z ~ Normal(0, 1), as LocScaleReparam makes it, rows
 say nothing of more of μ and less of all z, nor of a larger τ and smaller z, and how
@@ -9,7 +9,8 @@ the same model, and draws of z are a / τ.
 
 Effects of several kinds, such as a level and a slope for each group, are often written
 as diag(τ) L z[group] with a Cholesky factor L of their correlations, as of
-`LKJCholesky`. Rows then know a = diag(τ) L z alone, and the same is done.
+`LKJCholesky`. Rows then know a = diag(τ) L z alone, and the same is done. And so it is
+with coefficients that are written as τ z, as of splines and of ridge regressions.
 
 That rows know no more is tried, on synthetic rows at random places of the globals. No
 private value is read.
@@ -31,10 +32,11 @@ from numpyro.distributions import constraints
 from numpyro_vips.dpvi.gradients.trial_gradients import picks_entries
 from numpyro_vips.dpvi.guides.public_ranges import is_positive
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
+from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.distributions import unwrapped
 
-# Effects for each scale, from which on they are those of groups.
+# Effects for each scale, from which on they are fitted so.
 _FEWEST_EFFECTS = 3
 # Places at which densities are compared.
 _TRIALS = 3
@@ -85,7 +87,18 @@ def centred_effects(
       rows: Makes synthetic rows, some of whose integers number the effects.
     """
     candidates = [*_candidates(space.sites, priors)]
-    if not candidates or not picks_entries(program()):
+    if candidates:
+        traced = program()
+        if not picks_entries(traced):
+            # Trials would find out, too, that a residual's scale is no factor of
+            # coefficients, but the density is compiled for them.
+            products = _products(traced, start)
+            candidates = [
+                (effects, product)
+                for effects, product in candidates
+                if {effects.name, *product.factors} in products
+            ]
+    if not candidates:
         return {}
     places, made = _places(space, start), rows()
     of_rows = jit_unoptimized(jax.vmap(density, in_axes=(None, 0)))
@@ -137,6 +150,34 @@ def _candidates(
                 is_scaled = scale.shape == (kinds,) and kinds in effects.shape
                 if is_of_kinds and is_scaled and has_many:
                     yield effects, EffectFactors(scale.name, cholesky.name)
+
+
+def _products(
+    program: jex_core.ClosedJaxpr, free: Mapping[str, Any]
+) -> set[frozenset[str]]:
+    """Pairs of globals of which there is a product, each factor made of one alone.
+
+    Args:
+      program: A row's log density, of inputs that begin with the leaves of `free`.
+      free: The globals, by name: one array each.
+    """
+    names = jax.tree.leaves({name: name for name in free})
+    others = len(program.in_avals) - len(names)
+    inputs = [*(frozenset({name}) for name in names), *([frozenset()] * others)]
+    found: set[frozenset[str]] = set()
+
+    def made_of(
+        equation: jex_core.JaxprEqn, operands: Sequence[frozenset[str]]
+    ) -> list[frozenset[str]] | None:
+        if called_program(equation, keep_rules=True) is not None:
+            return None
+        together = frozenset[str]().union(*operands)
+        if equation.primitive.name == "mul" and {len(x) for x in operands} == {1}:
+            found.add(together)
+        return [together for _ in equation.outvars]
+
+    evaluate(program, inputs, made_of, constant=lambda _: frozenset(), keep_rules=True)
+    return found
 
 
 def _is_of_correlations(site: GuideSite) -> bool:

@@ -86,10 +86,16 @@ def width_of_rows(g: Any, h: Any, x: Any, y: Any) -> None:
 
 
 def coefficients(g: Any, h: Any, x: Any, y: Any) -> None:
-    """A row knows all of them, as under shrinkage priors of a regression."""
+    """A row knows all of them, as of a ridge regression."""
     z: Any = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     powers = jnp.stack([x, x**2, x**3], axis=-1)
     observed(mean() + powers @ (of_scale() * z), y)
+
+
+def coefficients_beside_a_width(g: Any, h: Any, x: Any, y: Any) -> None:
+    """The residuals' scale is no factor of coefficients."""
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    observed(mean() + jnp.stack([x, x**2, x**3], axis=-1) @ w, y, of_scale())
 
 
 def correlated(g: Any, h: Any, x: Any, y: Any) -> None:
@@ -147,7 +153,8 @@ def engine_of(fn: Any) -> DpviEngine:
         (more_than_a_scale, {}),
         (scale_of_two, {}),
         (width_of_rows, {}),
-        (coefficients, {}),
+        (coefficients, {"z": "t"}),
+        (coefficients_beside_a_width, {}),
     ],
 )
 def test_effects_known_times_their_scale_are_found(
@@ -163,7 +170,9 @@ def test_effects_known_times_their_scale_are_found(
     told = [note for note in engine.notes() if "fitted in place of the effects" in note]
     assert len(told) == bool(expected)
     if expected:
-        assert noise_aware.silent.shape[1] == len(expected)
+        # Columns of features are told apart from the mean.
+        silent = 0 if fn is coefficients else len(expected)
+        assert noise_aware.silent.shape[1] == silent
         assert not noise_aware.turning
 
 

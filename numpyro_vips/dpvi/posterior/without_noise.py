@@ -27,8 +27,11 @@ from numpyro_vips.dpvi.posterior.variational_newton import (
 # More globals than these have a covariance of too many numbers.
 MOST_GLOBALS = 300
 
-# Log densities that differ by less, at the draws, are as good as the same.
-_ALIKE = 0.05
+# Log densities that differ by less, at the draws, are as good as the same: where log
+# ratios have a small standard deviation s, the divergence of the densities is about
+# s²/2, and means differ by about s standard deviations of the Normal at most (Talagrand
+# 1996).
+_ALIKE = 0.1
 
 _EXPLORING_DRAWS = 8
 _EXPLORING_STEPS = 60

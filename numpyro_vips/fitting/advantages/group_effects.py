@@ -2,7 +2,8 @@
 
 In a predictor a[group] + b x VIPS releases, once, the products of all that coefficients
 are multiplied by: one number for each group and column, and one for each pair of groups
-where there are two kinds of them, as schools and teachers. Few rows stand behind each,
+where there are two kinds of them, as schools and teachers. In a[group] + b[group] x
+there are three for each group. Few rows stand behind each,
 and the noise of all of them together bends the matrix that effects are solved with. In
 μ + a[group] rows say nothing of more of μ and less of all a, and noise looks as if they
 did. Under DPVI a row's gradient has one number for each effect. What is noise for
@@ -52,16 +53,15 @@ def hides_groups(
 def rows_for_groups(program: ConjugateProgram) -> float:
     """Rows for each unit of the noise multiplier from which VIPS shows effects.
 
-    Zero if none stand beside other coefficients. An intercept and a slope of each group
-    have products within the group alone. Factors that take Newton steps are asked for a
-    gradient in every step themselves.
+    Zero if none stand beside other coefficients. Factors that take Newton steps are
+    asked for a gradient in every step themselves.
     """
     structure, terms = program.structure, program.row_terms
     number, is_collinear = 0, False
     spoken_of = {atom.latent for term in terms for atom in term.atoms}
     for factor in structure.posterior_factors_of("global"):
         names = {n for n in factor.latents if is_real(structure.latents[n])} & spoken_of
-        if len(names) < 2 or factor.name in structure.newton:
+        if factor.name in structure.newton:
             continue
         picked: set[str] = set()
         for term in terms:
@@ -79,9 +79,11 @@ def _has_covariates(term: Term) -> bool:
 
 
 def _picked_beside_others(term: Term, names: set[str]) -> set[str]:
-    """Latents of which a row picks an entry, which is multiplied by another latent.
+    """Latents of which a row picks an entry, which is multiplied by another entry.
 
-    Not where one number of the row picks the entries of both.
+    Where one number of the row picks both, as of an intercept and a slope of a group,
+    only with numbers of the row beside them: without, all that rows say is of their sum
+    or of the square of one.
 
     Args:
       term: The product.
@@ -92,7 +94,10 @@ def _picked_beside_others(term: Term, names: set[str]) -> set[str]:
         for factor in term.factors
         if isinstance(factor, OneHot) and factor.is_private
     }
-    by_latent = {a.latent: codes & {*a.labels} for a in term.atoms if a.latent in names}
-    if set.intersection(codes, *by_latent.values()):
+    entries = {(a.latent, a.labels) for a in term.atoms if a.latent in names}
+    picked = [codes & {*labels} for _, labels in entries]
+    if len(entries) < 2 or (
+        set.intersection(codes, *picked) and not _has_covariates(term)
+    ):
         return set()
-    return {name for name, found in by_latent.items() if found}
+    return {latent for (latent, _), found in zip(entries, picked, strict=True) if found}

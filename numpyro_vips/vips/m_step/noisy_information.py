@@ -41,9 +41,10 @@ class Information(NamedTuple):
       matrix: With noise, symmetric.
       noise_stddev: Of the noise in each entry. One number is that of the diagonal, and
         off it the noise is smaller by √2.
-      limit: What its trace is at most if each row informs of one direction: the number
-        of rows times the norm that each was clipped to. Infinite where nothing is made
-        of it. With `coordinates`, in standard deviations of the noise on the diagonal.
+      limit: What each of its eigenvalues is at most, and its trace too if each row
+        informs of one direction: the number of rows times the norm that each was
+        clipped to. Infinite where nothing is made of it. With `coordinates`, in
+        standard deviations of the noise on the diagonal.
       silent: Directions of which rows say nothing whatever they hold, as orthonormal
         columns; the matrix has none of its noise there. None if there are none.
       coordinates: The directions that noise is given in, as columns B of those of the
@@ -59,6 +60,18 @@ class Information(NamedTuple):
     @property
     def is_noisy(self) -> bool:
         return bool(np.any(self.noise_stddev))
+
+    def most_along(
+        self, axes: Float64[np.ndarray, "read read"]
+    ) -> Float64[np.ndarray, " read"]:
+        """What `limit` is along each axis, in the units of the matrix.
+
+        Args:
+          axes: Orthonormal, as columns.
+        """
+        if self.coordinates is None or not math.isfinite(self.limit):
+            return np.full(len(self.matrix), self.limit)
+        return self.limit * np.sqrt(2.0 * np.diag(self.noise_between(axes)))
 
     def times(self, factor: float) -> "Information":
         """The information of rows that say this many times as much."""
@@ -168,9 +181,7 @@ def share_heard(
     stddev = np.sqrt(2.0 * np.diag(information.noise_between(found.axes)))
     most = found.values + _MOST_HIDDEN * stddev
     # What rows can say is spread over the axes.
-    evenly = information.limit / len(most)
-    if information.coordinates is not None and math.isfinite(evenly):
-        evenly = evenly * stddev
+    evenly = information.most_along(found.axes) / len(most)
     most = np.maximum(np.minimum(most, evenly), found.values)
     known = known_precision(most, found.along(variance))
     return known / (known + found.along(prior_precision))
@@ -189,9 +200,10 @@ def rows_information(
     (Bun, Allez, Bouchaud and Potters, 2016, for matrices with additive noise). What is
     left is uncertain: an eigenvalue was found with normal noise, and is zero, with a
     probability of a tenth beforehand, or exponentially distributed. The mean of that is
-    the trace's, less a standard deviation of its noise, so that what is hidden by noise
-    counts for little. The eigenvalue that is returned gives the posterior the interval
-    that a mixture over these has.
+    the trace's, or what clipped rows can add up to if that is less, minus a standard
+    deviation of the trace's noise, so that what is hidden by noise counts for little.
+    The eigenvalue that is returned gives the posterior the interval that a mixture over
+    these has.
 
     Args:
       information: The release.
@@ -212,7 +224,10 @@ def rows_information(
         prior = found.along(prior_precision)
         noise = found.along(variance)
         trace_stddev = math.sqrt(np.sum(stddev**2)) / len(values)
-        typical = max(float(np.mean(values)) - trace_stddev, float(np.mean(prior)))
+        # The d eigenvalues of a row add up to √d times its norm at most.
+        most = float(np.mean(information.most_along(axes))) / math.sqrt(len(values))
+        mean = min(float(np.mean(values)), most)
+        typical = max(mean - trace_stddev, float(np.mean(prior)))
         shifted = values - stddev**2 / typical
         # An axis without noise is known.
         stddev = np.where(stddev > 0, stddev, np.finfo(np.float64).tiny ** 0.25)

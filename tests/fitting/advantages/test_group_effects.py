@@ -54,6 +54,23 @@ def slopes(g: Any, h: Any, X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(a[g] + b[g] * X[:, 0], 1.0), obs=y)
 
 
+def vectors(g: Any, h: Any, X: Any, y: Any) -> None:
+    """The same, with the effects of a group in one vector."""
+    with numpyro.plate("groups", 4):
+        b: Any = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(jnp.sum(b[g] * X, -1), 1.0), obs=y)
+
+
+def means_of_classes(g: Any, h: Any, X: Any, y: Any) -> None:
+    """No number of a row stands beside the products of a class's means."""
+    with numpyro.plate("groups", 4):
+        b: Any = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    root = jnp.array([[1.0, 0.0], [0.5, 1.0]])
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("X", dist.MultivariateNormal(b[g], scale_tril=root), obs=X)
+
+
 def alone(g: Any, h: Any, X: Any, y: Any) -> None:
     """The groups' mean is no coefficient of a row."""
     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
@@ -87,7 +104,7 @@ def plan_of(fn: Any, *, rows: int = ROWS, **more: Any) -> Any:
 
 
 @pytest.mark.quick_with("crossed")
-@pytest.mark.parametrize("fn", [beside_a_mean, crossed, with_slopes])
+@pytest.mark.parametrize("fn", [beside_a_mean, crossed, with_slopes, slopes, vectors])
 def test_dpvi_is_taken_and_explain_says_why(fn: Any) -> None:
     plan = plan_of(fn)
     assert plan.engine == "dpvi"
@@ -102,8 +119,8 @@ def test_the_budget_decides_anew_in_every_fit() -> None:
     assert engines == ["dpvi", "vips"] * 2
 
 
-@pytest.mark.quick_with("alone", "slopes")
-@pytest.mark.parametrize("fn", [alone, slopes, regression, logistic])
+@pytest.mark.quick_with("alone", "means_of_classes")
+@pytest.mark.parametrize("fn", [alone, means_of_classes, regression, logistic])
 def test_vips_runs_other_models(fn: Any) -> None:
     assert plan_of(fn).engine == "vips"
 

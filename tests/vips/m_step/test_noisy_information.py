@@ -113,6 +113,17 @@ def test_a_column_of_zeros_leaves_nearly_its_prior():
     assert np.min(widths) > 1.0
 
 
+def test_what_no_so_few_rows_add_up_to_is_noise():
+    """Eight rows, whose sum is half a standard deviation of the noise at most."""
+    rng = np.random.default_rng(5)
+    stddev, limit, prior, variance = 14.0, 7.0, np.array([0.04, 0.6]), 20.0
+    for _ in range(50):
+        released = Information(symmetric_noise(rng, 2, stddev), stddev, limit)
+        found = rows_information(released, prior, variance)
+        known = known_precision(found.values, variance)
+        assert (known < 0.1 * found.along(prior)).all()
+
+
 def test_directions_are_known_above_the_edge_of_the_noise():
     rng = np.random.default_rng(3)
     size, stddev = 50, 1.0
