@@ -343,11 +343,13 @@ def test_the_last_rows_of_all_add_what_they_would_add_elsewhere(engine: str) -> 
     """
     rng = np.random.default_rng(0)
     mapped = jax.jit(over_rows(lambda _, row: after_a_step(row)))
-    while True:
+    for _ in range(1000):
         row = rng.normal(size=(5, 6)).astype(np.float32)
         found = np.asarray(mapped((), np.tile(row, (256, 1, 1))))
         if not np.array_equal(found[0], found[-1]):
             break
+    else:
+        pytest.skip("XLA rounds the last rows as the others, on this machine.")
     y, half = np.minimum(found[0], found[-1]), np.abs(found[0] - found[-1]) / 2
 
     def sums(count: int) -> list[np.ndarray]:
