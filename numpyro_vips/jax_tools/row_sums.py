@@ -188,13 +188,16 @@ def piece_length(size_of_row: int, limit: int) -> int:
 
     Args:
       size_of_row: What a row takes while it is worked on, such as in bytes.
-      limit: What the rows of a piece may take. `ROW_ALIGNMENT` rows may take up to
-        eight times as much; if they take more, rows are worked on one by one.
+      limit: What the rows of a piece may take. The shortest pieces, of `ROW_ALIGNMENT`
+        rows and of twice as many, may take up to eight times as much; if they take
+        more, rows are worked on one by one.
     """
     fitting = limit // max(1, size_of_row)
-    if fitting >= ROW_ALIGNMENT:
+    if fitting >= 2 * ROW_ALIGNMENT:
         return fitting - fitting % ROW_ALIGNMENT
-    return ROW_ALIGNMENT if ROW_ALIGNMENT * size_of_row <= _LARGER * limit else 1
+    # Of short pieces much is spare.
+    most = _LARGER * limit // max(1, size_of_row)
+    return min(2, most // ROW_ALIGNMENT) * ROW_ALIGNMENT or 1
 
 
 def in_double(tree: Any) -> Any:

@@ -15,6 +15,7 @@ from numpyro_vips.jax_tools.row_sums import (
     diagnostic_counts,
     increasing_edges,
     map_over_rows,
+    piece_length,
     sum_over_rows,
 )
 
@@ -89,3 +90,11 @@ def test_a_total_may_be_laid_out_otherwise_than_what_a_piece_adds() -> None:
         add=lambda total, group: total.at[group].add(1, mode="drop"),
     )
     np.testing.assert_array_equal(total, np.bincount(group))
+
+
+@pytest.mark.parametrize(
+    "size_of_row, length",
+    [(1, 960), (5, 192), (8, 128), (60, 128), (70, 64), (125, 64), (126, 1)],
+)
+def test_short_pieces_may_take_more_than_others(size_of_row: int, length: int) -> None:
+    assert piece_length(size_of_row, 1000) == length
