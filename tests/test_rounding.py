@@ -394,7 +394,9 @@ def test_no_piece_leaves_rows_over() -> None:
         assert size == 1 or size % WIDEST == 0
         # One by one only if there is no other way.
         assert size > 1 or WIDEST * bytes_per_row > 2**28
-        assert size <= WIDEST or size * bytes_per_row <= 2**26
+        # The shortest may take more.
+        assert size <= 2 * WIDEST or size * bytes_per_row <= 2**26
+        assert size == 1 or size * bytes_per_row <= 2**29
     rows, mask = {"x": np.arange(1.0, 1001.0)}, jnp.ones(1000, bool)
     for size, shape in [(256, (5, 256)), (192, (6, 192)), (1, (1000, 1))]:
         split, present = in_pieces(rows, mask, size)
