@@ -78,13 +78,18 @@ class RowSimulation:
     def _sums(
         self, latents: Means, covariates: Covariates | None, num_groups: int
     ) -> Iterator[dict[str, tuple[OneSum, OneSum]]]:
-        """The whole and the clipped sum of groups of rows, by statistic."""
+        """The whole and the clipped sum of groups of rows, by statistic.
+
+        Groups have equally many rows: what all rows add alike would vary with their
+        number, in both sums together.
+        """
+        counted = np.arange(self._size) < self._size // num_groups * num_groups
         for number in range(self._number):
             seed = self._seed + number
             given = covariates and covariates.drawn(self._size, seed)
             rows = self._simulator.rows(latents, self._size, seed, given)
             for group in range(num_groups):
-                mask = np.arange(self._size) % num_groups == group
+                mask = (np.arange(self._size) % num_groups == group) & counted
                 found = {}
                 for release, bound in self._releases.items():
                     whole, clipped = (
@@ -162,7 +167,7 @@ class RowSimulation:
         covariates = self._covariates and self._covariates(sums)
         num_groups = math.ceil(_GROUPS / self._number)
         pairs = list(self._sums(latents, covariates, num_groups))
-        rows_per_group = self._size / num_groups
+        rows_per_group = self._size // num_groups
         found = {}
         for name in self._bounds:
             unit = self._units.get(name, 1.0)
