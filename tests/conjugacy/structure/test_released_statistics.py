@@ -17,7 +17,7 @@ ROWS = 300
 
 def plan_of(model: Any, *rows: np.ndarray) -> dict[str, tuple[int, ...]]:
     """The shape of each statistic that rows release."""
-    statistics = vi_of(model).explain(*rows).statistics
+    statistics = vi_of(model, engine="vips").explain(*rows).statistics
     return {found["statistic"]: tuple(found["shape"]) for found in statistics}
 
 
