@@ -24,8 +24,8 @@ _EXECUTOR: contextvars.ContextVar[Executor | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def compiled_by(executor: Executor) -> Iterator[None]:
-    """In this context functions of `jit_ahead`, and of `jit_of_globals`, are not run:
-    the executor compiles them.
+    """In this context functions of `jit_ahead`, `jit_of_rows` and `jit_of_globals` are
+    not run: the executor compiles them.
 
     They return zeros, in the shapes and types of their results; of keys, which have no
     zero, shape and type alone.
