@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
-import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Shaped
@@ -32,6 +31,7 @@ from numpyro.distributions import constraints
 from numpyro_vips.dpvi.gradients.trial_gradients import picks_entries
 from numpyro_vips.dpvi.guides.public_ranges import is_positive
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
+from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.distributions import unwrapped
@@ -43,6 +43,9 @@ _TRIALS = 3
 # What is left of a difference that is zero, in single precision, over the larger of one
 # and the number.
 _ROUNDING = 1e-4
+
+# Of globals, by name.
+Values = Mapping[str, Float[Array | np.ndarray, "..."]]
 
 
 class EffectFactors(NamedTuple):
@@ -114,15 +117,13 @@ def centred_effects(
     return found
 
 
-def _places(
-    space: UnconstrainedSpace, start: Mapping[str, Any]
-) -> list[dict[str, Float[Array, "..."]]]:
+def _places(space: UnconstrainedSpace, start: Mapping[str, Any]) -> list[Values]:
     """Values of the globals at random places about the start."""
-    rng, dtype = np.random.default_rng(7), jnp.result_type(float)
+    rng, values_of = np.random.default_rng(7), trace_in_double(space.values, start)
     return [
-        space.values(
+        values_of(
             {
-                name: jnp.asarray(free + rng.normal(size=np.shape(free)), dtype)
+                name: free + rng.normal(size=np.shape(free))
                 for name, free in start.items()
             }
         )
@@ -193,7 +194,7 @@ def _known_alone(
     effects: GuideSite,
     product: EffectFactors,
     space: UnconstrainedSpace,
-    places: Sequence[Mapping[str, Float[Array, "..."]]],
+    places: Sequence[Values],
     density: Callable[[Mapping[str, Any]], Float[Array, " rows"]],
 ) -> bool:
     """Whether no row notices when all factors of the product change, and it does not.
@@ -207,13 +208,19 @@ def _known_alone(
     divided = UnconstrainedSpace(
         sites=tuple(product.of(s) if s.name == effects.name else s for s in space.sites)
     )
-    for one, other in itertools.pairwise(places):
+
+    def with_factors_of(other: Values, one: Values) -> Values:
+        """Values `one` with another's factors, and effects that make up for them."""
         changed = {**one, **{name: other[name] for name in product.factors}}
         changed[effects.name] = _multiplied(one, effects, product)
-        without = {**one, effects.name: jnp.zeros_like(one[effects.name])}
+        return divided.over_scales(changed)
+
+    moved = trace_in_double(with_factors_of, *places[:2])
+    for one, other in itertools.pairwise(places):
+        without = {**one, effects.name: np.zeros_like(one[effects.name])}
         here, there, away = (
             np.asarray(density(values), np.float64)
-            for values in (one, divided.over_scales(changed), without)
+            for values in (one, moved(other, one), without)
         )
         finite = np.isfinite([here, there, away]).all(0)
         here, there, away = here[finite], there[finite], away[finite]
@@ -226,10 +233,8 @@ def _known_alone(
 
 
 def _multiplied(
-    values: Mapping[str, Float[Array, "..."]],
-    effects: GuideSite,
-    product: EffectFactors,
-) -> Float[Array, "..."]:
+    values: Values, effects: GuideSite, product: EffectFactors
+) -> Float[Array | np.ndarray, "..."]:
     """The effects times all that multiplies them: undoes `GuideSite.over`."""
     z, scale = values[effects.name], values[product.scale]
     if product.correlated_by is None:

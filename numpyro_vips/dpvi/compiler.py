@@ -130,7 +130,7 @@ def compile_model(
     program = _program(graph, guide, options, elbo, read)
     names = tuple(site.name for site in read.sites)
     released = _released(program, names, reads_param)
-    free = program.space.split(program.start)
+    free = program.space.split(np.asarray(program.start))
     traced = jax.make_jaxpr(elbo)(free, elbo.params, elbo.row, threefry_key(0))
     is_noise_aware = (
         may_know_noise(graph, guide, options)
@@ -289,7 +289,7 @@ def _released(
 
         reads_param = _reads(density, variational)[0].params
     reads = iter(jax.tree.leaves(reads_param))
-    tree = program.tree(variational, program.start)
+    tree = program.tree(variational, np.asarray(program.start))
     leaf_of, released = {}, []
     for leaf, (path, array) in enumerate(jax.tree.leaves_with_path(tree)):
         if path[0].idx == 0:
@@ -331,7 +331,7 @@ def _noise_aware(
     def inputs(point: Point, row: Mapping[str, Any]) -> list[Any]:
         return jax.tree.leaves((space.split(point), row, threefry_key(0)))
 
-    globals_in_program = jax.tree.leaves(space.split(program.start))
+    globals_in_program = jax.tree.leaves(space.split(np.asarray(program.start)))
     solved = program.locals_of_rows
     found = NoiseAware(
         traced,

@@ -55,7 +55,7 @@ from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
 from numpyro_vips.dpvi.options import DpviOptions
 from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
-from numpyro_vips.dpvi.program import GradientInputs, ProgramOptions
+from numpyro_vips.dpvi.program import GradientInputs, ProgramOptions, two_keys
 from numpyro_vips.dpvi.reading import diagnostics_of, posterior_of
 from numpyro_vips.dpvi.row_programs import DpviRowPrograms, Place
 from numpyro_vips.dpvi.step_sizes import DEFAULT_STEPS, default_num_steps, step_sizes
@@ -322,7 +322,7 @@ class DpviEngine(Abilities):
 
     def initial_state(self, rng_key: PRNGKeyArray) -> DpviState:
         """The guide at the prior's centre, slightly jittered, with small scales."""
-        start_key, key = jax.random.split(as_threefry(rng_key))
+        start_key, key = two_keys(as_threefry(rng_key))
         variational: Any = self.program.initial(start_key)
         dtype = self.program.start.dtype
         noise_aware = self.compiled.noise_aware
@@ -332,7 +332,7 @@ class DpviEngine(Abilities):
             average=variational,
             optimizer_state=self._optimizer.init(variational),
             key=key,
-            step=jnp.zeros((), jnp.int32),
+            step=jax.device_put(np.int32(0)),
             score=None if noise_aware is None else noise_aware.no_score(dtype),
             coordinates=None
             if first is None or noise_aware is None

@@ -140,7 +140,7 @@ class DpviProgram:
 
     def initial(self, rng_key: PRNGKeyArray) -> Variational:
         """The guide at the prior's centre, slightly jittered, and the parameters."""
-        guide_key, params_key = jax.random.split(rng_key)
+        guide_key, params_key = two_keys(rng_key)
         arrays = {}
         if self.guide is not None:
             # Steps are as long, so a start farther off would never be left.
@@ -195,7 +195,7 @@ class DpviProgram:
         return self.space.join(free)
 
     def tree(
-        self, variational: Variational, z: Float[Array, " size"]
+        self, variational: Variational, z: Float[Array | np.ndarray, " size"]
     ) -> tuple[Any, Any]:
         """The arrays in which rows' gradients are taken: the globals or φ, and θ."""
         first = self.space.split(z) if self.perturbs_location else variational.guide
@@ -250,6 +250,16 @@ def unconstrained_params(
         )
         for name, tree in params.items()
     }
+
+
+@jit_unoptimized
+def two_keys(rng_key: PRNGKeyArray) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+    """`jax.random.split`, which JAX takes four times as long to compile.
+
+    It cannot be called while JAX is tracing.
+    """
+    first, second = jax.random.split(rng_key)
+    return first, second
 
 
 @functools.partial(jit_unoptimized, static_argnames=("count", "size", "dtype"))

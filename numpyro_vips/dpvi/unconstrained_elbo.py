@@ -226,7 +226,7 @@ def _with_centred_effects(
     )
     if not found:
         return elbo
-    values = elbo.space.values(elbo.centres)
+    values = evaluate_in_double(elbo.space.values, elbo.centres)
     sites, widths = [], dict(elbo.scales)
     for site in elbo.sites:
         product = found.get(site.name)
@@ -234,7 +234,7 @@ def _with_centred_effects(
             sites.append(site)
             continue
         sites.append(product.of(site))
-        scale = np.asarray(values[product.scale], np.float64)
+        scale = values[product.scale]
         if product.correlated_by and scale.shape != site.shape[-1:]:
             scale = scale[:, None]  # A row of effects for each kind.
         widths[site.name] = widths[site.name] * scale

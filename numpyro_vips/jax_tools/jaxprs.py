@@ -39,6 +39,8 @@ _CALLS_WITH_RULES = {
     "custom_vmap_call": "call",  # this one a rule for batches,
     "remat2": "jaxpr",  # and `jax.checkpoint` computes again in place of storing.
 }
+# What parameters of equations are collected in, beside mappings.
+_COLLECTIONS = (tuple, list, set, frozenset)
 # Since JAX 0.12 this stands for many operations, with rules too, each of which has a
 # function in place of a program. JAX calls it where the operation is to be inlined.
 _WITH_A_FUNCTION = "call_hi_primitive"
@@ -114,10 +116,11 @@ def _programs_in(
 
 def leaves_of(value: Any) -> Iterator[Any]:
     """What is in the tuples, lists, sets and mappings of an equation's parameters."""
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list | set | frozenset):
+    if isinstance(value, _COLLECTIONS):
         for part in value:
+            yield from leaves_of(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
             yield from leaves_of(part)
     else:
         yield value

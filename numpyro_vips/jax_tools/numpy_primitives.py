@@ -6,7 +6,7 @@ What is missing here is left to JAX by the callers.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,35 +88,106 @@ def _dot_general(params: Params, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _gather(params: Params, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Any gather, through one broadcast index array per axis."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    shape = indices.shape[:-1]
-    inside = np.ones(shape, bool)
-    starts: dict[int, np.ndarray] = {}
-    for component, axis in enumerate(numbers.start_index_map):
-        wanted, last = indices[..., component], x.shape[axis] - sizes[axis]
-        starts[axis] = np.clip(wanted, 0, last)
-        inside &= (wanted >= 0) & (wanted <= last)
-    batching = numbers.operand_batching_dims, numbers.start_indices_batching_dims
-    for axis, position in zip(*batching, strict=True):
-        starts[axis] = _along(position, x.shape[axis], len(shape))
-    missing = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    window = [axis for axis in range(x.ndim) if axis not in missing]
-    index = []
-    for axis in range(x.ndim):
-        start = starts.get(axis, np.zeros((1,) * len(shape), int))
-        start = start.reshape((*start.shape, *(1,) * len(window)))
-        if axis in window:
-            start = start + _along(window.index(axis), sizes[axis], len(window))
-        index.append(start)
-    whole = (*shape, *(sizes[axis] for axis in window))
-    result = np.broadcast_to(x[tuple(index)], whole)
+    index, inside = _windows(
+        x.shape,
+        indices,
+        index_map=numbers.start_index_map,
+        batching=(numbers.operand_batching_dims, numbers.start_indices_batching_dims),
+        collapsed=numbers.collapsed_slice_dims,
+        sizes=sizes,
+    )
+    result = x[index]
     if params["mode"] is GatherScatterMode.FILL_OR_DROP and not inside.all():
         fill = params["fill_value"]
         if fill is None:
             fill = np.nan if np.issubdtype(result.dtype, np.inexact) else 0
-        mask = inside.reshape((*shape, *(1,) * len(window)))
+        mask = inside.reshape((*inside.shape, *(1,) * (result.ndim - inside.ndim)))
         result = np.where(mask, result, np.asarray(fill, result.dtype))
     # The window's axes go where they belong.
-    return np.moveaxis(result, range(len(shape), len(whole)), numbers.offset_dims)
+    return np.moveaxis(result, range(inside.ndim, result.ndim), numbers.offset_dims)
+
+
+def _scatter(write: Callable[..., None]) -> Callable[..., np.ndarray]:
+    """Any scatter; `write` puts updates at an index into an array."""
+
+    def scatter(
+        params: Params, x: np.ndarray, indices: np.ndarray, updates: np.ndarray
+    ) -> np.ndarray:
+        numbers = params["dimension_numbers"]
+        missing = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+        window = [axis for axis in range(x.ndim) if axis not in missing]
+        sizes = [1] * x.ndim
+        for axis, of_updates in zip(window, numbers.update_window_dims, strict=True):
+            sizes[axis] = updates.shape[of_updates]
+        index, inside = _windows(
+            x.shape,
+            indices,
+            index_map=numbers.scatter_dims_to_operand_dims,
+            batching=(
+                numbers.operand_batching_dims,
+                numbers.scatter_indices_batching_dims,
+            ),
+            collapsed=numbers.inserted_window_dims,
+            sizes=sizes,
+        )
+        updates = np.moveaxis(
+            updates, numbers.update_window_dims, range(inside.ndim, updates.ndim)
+        )
+        if params["mode"] is GatherScatterMode.CLIP:
+            inside = np.ones_like(inside)
+        result = x.copy()
+        write(result, tuple(places[inside] for places in index), updates[inside])
+        return result
+
+    return scatter
+
+
+def _set(x: np.ndarray, index: tuple[np.ndarray, ...], updates: np.ndarray) -> None:
+    x[index] = updates
+
+
+def _windows(
+    shape: tuple[int, ...],
+    indices: np.ndarray,
+    *,
+    index_map: Sequence[int],
+    batching: tuple[Sequence[int], Sequence[int]],
+    collapsed: Sequence[int],
+    sizes: Sequence[int],
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Where the windows of a gather or scatter lie in its operand.
+
+    Args:
+      shape: The operand's.
+      indices: Where windows start: the last axis has the components of a start.
+      index_map: The operand's axis of each component.
+      batching: Axes of the operand that go along with axes of the indices, and these.
+      collapsed: Axes of the operand that a window does not have.
+      sizes: A window's length along each axis of the operand.
+
+    Returns:
+      An index array for each axis of the operand, of the shape of the starts followed
+      by a window's, and which starts lie in the operand. Others are moved into it.
+    """
+    leading = indices.shape[:-1]
+    inside = np.ones(leading, bool)
+    starts: dict[int, np.ndarray] = {}
+    for component, axis in enumerate(index_map):
+        wanted, last = indices[..., component], shape[axis] - sizes[axis]
+        starts[axis] = np.clip(wanted, 0, last)
+        inside &= (wanted >= 0) & (wanted <= last)
+    for axis, position in zip(*batching, strict=True):
+        starts[axis] = _along(position, shape[axis], len(leading))
+    window = [a for a in range(len(shape)) if a not in (*collapsed, *batching[0])]
+    whole = (*leading, *(sizes[axis] for axis in window))
+    index = []
+    for axis in range(len(shape)):
+        start = starts.get(axis, np.zeros((1,) * len(leading), int))
+        start = start.reshape((*start.shape, *(1,) * len(window)))
+        if axis in window:
+            start = start + _along(window.index(axis), sizes[axis], len(window))
+        index.append(np.broadcast_to(start, whole))
+    return tuple(index), inside
 
 
 def _along(axis: int, length: int, rank: int) -> np.ndarray:
@@ -160,6 +231,18 @@ def _reduce(
     return lambda params, x: function(x, axis=tuple(params["axes"]))
 
 
+def _cumulative(
+    function: Callable[..., Any],
+) -> Callable[[Params, np.ndarray], np.ndarray]:
+    def along(params: Params, x: np.ndarray) -> np.ndarray:
+        axis = params["axis"]
+        if not params["reverse"]:
+            return function(x, axis)
+        return np.flip(function(np.flip(x, axis), axis), axis)
+
+    return along
+
+
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda params, *operands: function(*operands)
 
@@ -167,7 +250,8 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 # What NumPy has by the same name.
 _SAME_NAMES = (
     *("abs", "ceil", "cos", "exp", "exp2", "expm1", "floor", "log", "log1p", "sign"),
-    *("sin", "sqrt", "square", "tanh"),
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "sinh"),
+    *("sin", "sqrt", "square", "tan", "tanh"),
 )
 # Each takes an operation's parameters and its operands. Results may still have to be
 # cast to the operation's type, and broadcast to its shape.
@@ -185,6 +269,11 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "convert_element_type": lambda p, x: x,
     "copy": lambda p, x: x,
     "copy_p": lambda p, x: x,
+    "cumlogsumexp": _cumulative(np.logaddexp.accumulate),
+    "cummax": _cumulative(np.maximum.accumulate),
+    "cummin": _cumulative(np.minimum.accumulate),
+    "cumprod": _cumulative(np.cumprod),
+    "cumsum": _cumulative(np.cumsum),
     "digamma": lambda p, x: special.digamma(x),
     "div": _divide,
     "dot_general": _dot_general,
@@ -227,6 +316,8 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "pad": _pad,
     "rev": lambda p, x: np.flip(x, p["dimensions"]),
     "rsqrt": lambda p, x: 1 / np.sqrt(x),
+    "scatter": _scatter(_set),
+    "scatter-add": _scatter(np.add.at),
     "select_n": _select,
     "shift_right_logical": _shift_right,
     "slice": _slice,

@@ -17,7 +17,7 @@ import numpy as np
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.jaxprs import leaves_of, programs_in
 from numpyro_vips.jax_tools.precision import double_precision
-from numpyro_vips.jax_tools.random_keys import numbers_of
+from numpyro_vips.jax_tools.random_keys import numbers_of, threefry_key
 
 # What no variable of the caller's has a name for.
 _UNNAMED = "an array of shape"
@@ -173,7 +173,7 @@ def _coefficients() -> list[Array]:
     names = ["dawsn", "erfcx", "expi", "fresnel", "ndtri", "sici", "spence", "wofz"]
     functions = [getattr(special, name) for name in names if hasattr(special, name)]
     with double_precision():
-        number, key = np.float64(0.5), jax.random.key(0)
+        number, key = np.float64(0.5), threefry_key(0)
         programs = [jax.make_jaxpr(f)(number) for f in functions]
         if hasattr(special, "owens_t"):
             programs.append(jax.make_jaxpr(special.owens_t)(number, number))

@@ -109,13 +109,16 @@ def _jitted(
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
     """Those of the options that this XLA knows; one that it does not is an error."""
-    return {name: value for name, value in options.items() if _is_known(name, value)}
+    # One at a time only where one of them is not known: each program takes a while.
+    if _are_known(tuple(options.items())):
+        return options
+    return {name: of for name, of in options.items() if _are_known(((name, of),))}
 
 
 @functools.cache
-def _is_known(name: str, value: Any) -> bool:
+def _are_known(options: tuple[tuple[str, Any], ...]) -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+        jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True

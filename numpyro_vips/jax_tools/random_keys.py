@@ -16,14 +16,23 @@ FAITHFUL = "threefry2x32"
 
 
 def threefry_key(seed: int) -> jax.Array:
-    """The threefry key of a seed, whatever kind of key is JAX's default."""
-    return jax.random.key(seed, impl=FAITHFUL)
+    """The threefry key of a seed, whatever kind of key is JAX's default.
+
+    It is `jax.random.key(seed)`, made of its words, for which nothing is compiled.
+
+    Args:
+      seed: From 0 to 2^32 - 1.
+    """
+    words: Any = np.array([0, seed], np.uint32)
+    return jax.random.wrap_key_data(words, impl=FAITHFUL)
 
 
 def is_key(array: Any) -> bool:
     """Whether an array, or a variable of a program, holds typed keys."""
     dtype = getattr(array, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if dtype is None or isinstance(dtype, np.dtype):
+        return False
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def numbers_of(array: Any) -> np.ndarray:

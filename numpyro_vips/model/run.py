@@ -4,6 +4,7 @@ The unit plate covers exactly the rows that the model is given, so the engine dr
 minibatch, and loops written with NumPyro's `scan` are unrolled into their sites.
 """
 
+import contextlib
 import math
 import types
 import warnings
@@ -218,12 +219,14 @@ def run_model(
     params: Mapping[str, Any] | None = None,
     index: Any = None,
     rng_key: Any = None,
+    chosen: contextlib.AbstractContextManager[Any] | None = None,
 ) -> tuple[dict[str, dict], UnitPlate]:
     """Runs the model once under NumPyro's handlers and returns its messages.
 
     Latents that are not given are drawn, and parameters that are not given have their
     initial values, both with `rng_key` or else with a fixed key. The index of the unit
-    plate is 0, 1, ... unless it is given.
+    plate is 0, 1, ... unless it is given. `chosen` is a handler that gives values to
+    other latents.
 
     Raises:
       ValueError: The unit plate has another size than the rows.
@@ -238,10 +241,13 @@ def run_model(
         with (
             numpyro.handlers.trace() as trace,
             unit_plate,
-            _Substitute(latents, params or {}, model.unit),
+            # What has its value when a message comes here is given no key, for which
+            # keys would be split.
             numpyro.handlers.seed(
                 rng_seed=threefry_key(0) if rng_key is None else rng_key
             ),
+            chosen or contextlib.nullcontext(),
+            _Substitute(latents, params or {}, model.unit),
             unvalidated(),
         ):
             assert model.fn is not None

@@ -26,6 +26,9 @@ FLAGS = X > 0.5
 
 PROGRAMS: list[tuple[Callable[..., Any], tuple]] = [
     (lambda x: (jnp.sin(x), jnp.cos(x), jnp.tanh(x), jnp.exp2(x), jnp.cbrt(x)), (X,)),
+    (lambda x: (jnp.tan(x), jnp.sinh(x), jnp.cosh(x), jnp.atan2(x, 1 - x)), (X,)),
+    (lambda x: (jnp.asin(x), jnp.acos(x), jnp.atan(x), jnp.asinh(x)), (X,)),
+    (lambda x: (jnp.acosh(1 + x), jnp.atanh(x)), (X,)),
     (lambda x: (jnp.exp(x), jnp.expm1(x), jnp.log(x), jnp.log1p(x)), (X,)),
     (lambda x: (jnp.sqrt(x), lax.rsqrt(x), jnp.square(x), x**3, x**-2, x**0.7), (X,)),
     (lambda x: (jnp.abs(-x), -x, jnp.sign(x - 0.5), jnp.floor(3 * x)), (X,)),
@@ -68,6 +71,8 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple]] = [
     (lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0)), (X,)),
     (lambda x: (jnp.cumsum(x, 1), jnp.cumprod(x, 0), lax.cummax(x, 0)), (X,)),
     (lambda x: (lax.cumsum(x, 1, reverse=True), lax.cumlogsumexp(x, 0)), (X,)),
+    (lambda x: (lax.cummin(x, 1, reverse=True), lax.cummax(-x, 1)), (X,)),
+    (lambda i: (jnp.cumsum(i, 0), jnp.cumprod(i, 1)), (INDEX,)),
     (lambda x: (x.T, x.reshape(2, 6), x[None], x[:, :1].squeeze(1), x[::2]), (X,)),
     (lambda x: (jnp.flip(x, 1), jnp.tile(x, (2, 1)), jnp.stack([x, x], 1)), (X,)),
     (lambda x: (jnp.concatenate([x, 2 * x], 1), jnp.split(x, [1, 3], 1)), (X,)),
@@ -93,6 +98,26 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple]] = [
         (CUBE, INDEX),
     ),
     (lambda a, i: jax.vmap(lambda row, k: row[:, k])(a, i[:2, 1]), (CUBE, INDEX)),
+    (
+        lambda x, i: (
+            x.at[i[:, 0]].add(2.0),
+            x.at[i[:, 0], i[:, 1]].add(i[:, 0] + 0.5),
+            x.at[i[:2, 0]].set(x[:2]),
+            x.at[1:, ::2].set(7.0),
+            x.at[:, i[:, 1] * 3].add(1.0),
+            x.at[:, i[:, 1] * 3].add(1.0, mode="clip"),
+        ),
+        (X, INDEX),
+    ),
+    (
+        lambda a, i: (
+            a.at[:, i[:2, 0] * 0].add(1.0),
+            a.at[i[:2, 1] * 0, :, i[:2, 0]].add(a[0, :, :2].T),
+            jax.vmap(lambda row, k: row.at[:, k].set(k))(a, i[:2, 1]),
+            lax.dynamic_update_slice(a, a[:1, :2, :3] + 1, (9, 0, 1)),
+        ),
+        (CUBE, INDEX),
+    ),
     (lambda a: jnp.linalg.cholesky(a), (MATRIX,)),
     (lambda a: (jnp.linalg.inv(a), jnp.linalg.slogdet(a)), (MATRIX,)),
     (

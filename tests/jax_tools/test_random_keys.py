@@ -30,6 +30,11 @@ def test_a_threefry_key_keeps_its_value() -> None:
     assert data(as_threefry(words)) == data(key)
 
 
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_the_key_of_a_seed_is_jaxs_own(seed: int) -> None:
+    assert data(threefry_key(seed)) == data(jax.random.key(seed, impl=FAITHFUL))
+
+
 @pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
 def test_a_key_of_another_kind_becomes_one_that_depends_on_all_of_it(kind: str) -> None:
     words: Any = np.arange(1, 5, dtype=np.uint32)

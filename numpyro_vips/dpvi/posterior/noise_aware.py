@@ -138,11 +138,8 @@ class NoiseAware:
 
     def no_score(self, dtype: Any) -> RunningScore:
         """The running average of scores before the first step: zeros, of no weight."""
-        return RunningScore(
-            jnp.zeros(self.num_read, dtype),
-            jnp.zeros(self._space.size, dtype),
-            jnp.zeros((), dtype),
-        )
+        shapes = (self.num_read,), (self._space.size,), ()
+        return RunningScore(*(jax.device_put(np.zeros(s, dtype)) for s in shapes))
 
     def matrix(self, name: str) -> RowInformation:
         """What releases the block of this name."""

@@ -102,6 +102,7 @@ class IntegratedLocals:
             """The log of the integral, and whether the row is valid at all nodes."""
             known = {k: v for k, v in latents.items() if k not in self.solved}
 
+            @jax.jit  # Traced once, and asked for in ten places.
             def density(
                 free: _Point, known: Any, row: Any, params: Any
             ) -> tuple[Float[Array, ""], Bool[Array, ""]]:

@@ -22,7 +22,6 @@ from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.handler_stack import alone_with_handlers
 from numpyro_vips.model.synthetic.synthetic_rows import synthetic_rows
 
 # Standard deviation of a prior above which it says that numbers are large.
@@ -95,8 +94,8 @@ def _globals_at(graph: ModelGraph, *, distance: float) -> dict[str, Any]:
     names = [site.name for site in graph.latents("global")]
     handler = _PriorCentres(distance=distance, until=names)
     rows = synthetic_rows(graph.arguments, 1, 0)
-    with contextlib.suppress(_AllSeen), alone_with_handlers(), handler:
-        graph.run(rows, {})
+    with contextlib.suppress(_AllSeen):
+        graph.run(rows, {}, chosen=handler)
     return {name: handler.seen[name] for name in names}
 
 
@@ -149,8 +148,7 @@ def run_at_quartiles(graph: ModelGraph, seed: int) -> Mapping[str, dict]:
     the latents before it.
     """
     rows = synthetic_rows(graph.arguments, 1, seed)
-    with alone_with_handlers(), _PriorCentres(signs=np.random.default_rng(seed)):
-        return graph.run(rows, {})
+    return graph.run(rows, {}, chosen=_PriorCentres(signs=np.random.default_rng(seed)))
 
 
 def units_of_prior(stddev: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
@@ -186,8 +184,7 @@ def initial_params(graph: ModelGraph, rng_key: jax.Array) -> dict[str, Any]:
     if not graph.params:
         return {}
     rows = synthetic_rows(graph.arguments, 1, 0)
-    with alone_with_handlers(), _PriorCentres():
-        messages = graph.run(rows, {}, rng_key=rng_key)
+    messages = graph.run(rows, {}, rng_key=rng_key, chosen=_PriorCentres())
     return {name: messages[name]["value"] for name in graph.params}
 
 
@@ -241,7 +238,7 @@ class _PriorCentres(Messenger):
         if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
             return
         self._num_sites += 1
-        key = functools.partial(_key_of_site, self._num_sites)
+        key = functools.partial(threefry_key, self._num_sites)
         fn = msg["fn"]
         try:
             transform = biject_to(fn.support)
@@ -257,15 +254,6 @@ class _PriorCentres(Messenger):
         msg["value"] = _computed(
             lambda: transform(transform.inv(jnp.asarray(centre, float)) + away)
         )
-
-
-def _key_of_site(number: int) -> jax.Array:
-    """The key of a site by its number, from 1 on; most sites need none, and JAX would
-    compile a program to make it."""
-    key = following = threefry_key(0)
-    for _ in range(number):
-        following, key = jax.random.split(following)
-    return key
 
 
 def _centre(fn: Any, transform: Any, key: Callable[[], jax.Array]) -> jax.Array:

@@ -18,6 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro_vips.errors import quoted
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import FAITHFUL
 from numpyro_vips.model.distributions import unmasked_in_support, unwrapped
 from numpyro_vips.model.graph import ModelGraph
@@ -226,7 +227,7 @@ def observed_in_random_rows(
     """
     if observations is None:
         latents = synthetic_latents(graph, _NUM_TRIED, 0)
-        program = jax.jit(per_row(graph, _observed_values))
+        program = jit_unoptimized(per_row(graph, _observed_values))
         observations = lambda rows: program(rows, latents)  # noqa: E731
     rng = np.random.default_rng(0)
     rows = {}
