@@ -19,6 +19,9 @@ from numpyro_vips.jax_tools.materialized import makes_no_turn
 from numpyro_vips.jax_tools.operations import incomplete_beta
 from numpyro_vips.jax_tools.user_lines import is_traced_from
 
+# What loops in the place of bounded ones are called in programs.
+_SCOPE = "numpyro_vips.bounded"
+
 
 def with_bounded_loops(
     function: Callable[..., Any], most_turns: int
@@ -46,9 +49,21 @@ def with_bounded_loops(
 
 def is_bounded(loop: jex_core.JaxprEqn) -> bool:
     """Whether a `while` equation is one of `with_bounded_loops`, `materialized` or
-    `incomplete_beta`."""
+    `incomplete_beta`, or stands in the place of one; see `as_bounded`."""
     files = __file__, incomplete_beta.__file__
-    return any(is_traced_from(loop, file) for file in files) or makes_no_turn(loop)
+    if any(is_traced_from(loop, file) for file in files) or makes_no_turn(loop):
+        return True
+    return _SCOPE in str(loop.source_info.name_stack)
+
+
+def as_bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does what a bounded loop does: `is_bounded` tells of its loop."""
+
+    def run(*operands: Any) -> Any:
+        with jax.named_scope(_SCOPE):
+            return function(*operands)
+
+    return run
 
 
 def _bounded(

@@ -55,6 +55,7 @@ import numpy as np
 from jax.extend.core import primitives
 
 from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.bounded_loops import as_bounded, is_bounded
 from numpyro_vips.jax_tools.host_calls import is_own_callback
 from numpyro_vips.jax_tools.jaxprs import (
     aval_of,
@@ -264,6 +265,8 @@ class _Replacing:
         if _may_be_rounded_twice(new):
             programs = (closed(new.params[x]) for x in ("cond_jaxpr", "body_jaxpr"))
             loop = asking_once(new, *programs)
+            if is_bounded(equation):
+                loop = as_bounded(loop)
             return _call_of(loop, [aval_of(x) for x in new.invars], new)
         is_function = _HAS_A_FUNCTION in equation.params
         if not (is_function or _is_sequential(equation)):

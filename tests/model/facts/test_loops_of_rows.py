@@ -132,9 +132,21 @@ def test_loops_in_densities_are_told_of():
     assert all(map(loops_until_rows_stop, programs_of(LoopsInDensity)))
 
 
-def test_loops_in_samplers_are_not_told_of():
+class LoopsThatComputeInSampler(Ordinary):
+    """Its loop computes to know its end, as a Poisson's does."""
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
+        limit = jnp.abs(self.loc)
+        drawn = jax.vmap(
+            lambda x: jax.lax.while_loop(lambda c: 2 * c < x, lambda c: c + 1.0, 0 * x)
+        )(limit)
+        return super().sample(key, sample_shape) + drawn
+
+
+@pytest.mark.parametrize("kind", [LoopsInSampler, LoopsThatComputeInSampler])
+def test_loops_in_samplers_are_not_told_of(kind: Any):
     """They end after a public number of turns."""
-    own, pair = programs_of(LoopsInSampler)
+    own, pair = programs_of(kind)
     assert "while[" in str(pair.program) and "while[" not in str(own.program)
     assert not loops_until_rows_stop(pair)
 
