@@ -179,8 +179,8 @@ class Dirichlet(Family):
         return {"log": jnp.zeros(shape)}
 
     def perturb(self, natural: Vectors, key: PRNGKeyArray) -> NewVectors:
-        # Hoffman et al. (2010) start topics at Gamma(100, 1/100) draws. A cube of Normal
-        # ones (Wilson and Hilferty, 1931) differs by a thousandth, and compiles at once.
+        # Hoffman et al. (2010) start topics at Gamma(100, 1/100) draws. Cubes of Normal
+        # ones differ by a thousandth (Wilson and Hilferty, 1931), and compile at once.
         normal = jax.random.normal(key, natural["log"].shape)
         noise = (1.0 - 1.0 / 900.0 + normal / 30.0) ** 3
         return {"log": natural["log"] + noise}
