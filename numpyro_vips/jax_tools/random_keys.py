@@ -21,9 +21,10 @@ def threefry_key(seed: int) -> jax.Array:
     It is `jax.random.key(seed)`, made of its words, for which nothing is compiled.
 
     Args:
-      seed: From 0 to 2^32 - 1.
+      seed: From 0 to 2^64 - 1; JAX's own key takes the lower half alone, unless
+        double precision is on.
     """
-    words: Any = np.array([0, seed], np.uint32)
+    words: Any = np.array(divmod(seed, 2**32), np.uint32)
     return jax.random.wrap_key_data(words, impl=FAITHFUL)
 
 

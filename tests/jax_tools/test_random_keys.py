@@ -35,6 +35,13 @@ def test_the_key_of_a_seed_is_jaxs_own(seed: int) -> None:
     assert data(threefry_key(seed)) == data(jax.random.key(seed, impl=FAITHFUL))
 
 
+def test_seeds_of_more_than_a_word_have_keys_of_their_own() -> None:
+    with jax.enable_x64(True):
+        assert data(threefry_key(2**40 + 3)) == data(
+            jax.random.key(2**40 + 3, impl=FAITHFUL)
+        )
+
+
 @pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
 def test_a_key_of_another_kind_becomes_one_that_depends_on_all_of_it(kind: str) -> None:
     words: Any = np.arange(1, 5, dtype=np.uint32)
