@@ -247,8 +247,10 @@ class RowGradients:
                 self._whole, shared, redraw(shared.tree, row, key)
             )
 
-        keys = jax.random.split(as_threefry(bits), (2, _PAIRS))
-        first, second = (jax.vmap(gradient)(of) for of in keys)
+        # Together, as a sampler takes long to compile.
+        found = jax.vmap(gradient)(jax.random.split(as_threefry(bits), 2 * _PAIRS))
+        first = jax.tree.map(lambda x: x[:_PAIRS], found)
+        second = jax.tree.map(lambda x: x[_PAIRS:], found)
         own = self._gradient_of_row(self._whole, shared, row)
         return first._replace(is_valid=first.is_valid & own.is_valid), second
 
