@@ -124,7 +124,11 @@ class RowSimulator:
         }
         try:
             jax.eval_shape(
-                lambda latents: simulator._traceable(*simulator._inputs(latents, 2, 0)),
+                lambda latents: simulator._traceable(
+                    simulator._blank_rows(2),
+                    latents,
+                    jax.random.split(threefry_key(0), 2),
+                ),
                 zeros,
             )
         except _NO_SAMPLER:
@@ -154,7 +158,8 @@ class RowSimulator:
           covariates: Their covariates, in the order of the attribute, rounded where the
             argument holds whole numbers; zero if left out.
         """
-        drawn = self._draw(*self._inputs(latents, count, seed, covariates))
+        keys = _quick_keys(threefry_key(seed), count)
+        drawn = self._draw(self._blank_rows(count, covariates), latents, keys)
         return self._arguments.as_taken(drawn)
 
     def row_at(
@@ -182,16 +187,15 @@ class RowSimulator:
           rows: By argument, of which the covariates stay as they are.
           latents: By name, a value of each global for each row.
         """
-        keys = jax.random.split(threefry_key(0), len(next(iter(rows.values()))))
+        keys = _quick_keys(threefry_key(0), len(next(iter(rows.values()))))
         return self._draw_at(dict(rows), dict(latents), keys)
 
-    def _inputs(
+    def _blank_rows(
         self,
-        latents: Mapping[str, Any],
         count: int,
-        seed: int,
         covariates: Float64[np.ndarray, "count covariates"] | None = None,
-    ) -> tuple:
+    ) -> dict[str, np.ndarray]:
+        """Rows that hold their covariates; all else is zero."""
         blank = {
             name: np.zeros((count, *like.shape), like.dtype)
             for name, like in self._arguments.row_shapes().items()
@@ -206,7 +210,11 @@ class RowSimulator:
                     given = given > 0
                 blank[name].reshape(count, -1)[:, places] = given
             start += len(places)
-        return blank, latents, jax.random.split(threefry_key(seed), count)
+        return blank
+
+
+# JAX's own takes four times as long to compile. It cannot be called while JAX traces.
+_quick_keys = jit_unoptimized(jax.random.split, static_argnums=1)
 
 
 def with_possible_chances(fn: Any) -> Any:
