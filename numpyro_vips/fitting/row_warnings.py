@@ -30,8 +30,8 @@ _WORTH_A_LOOK = 0.005
 _WORTH_A_WARNING_OF_GRADIENTS = 0.25
 # Clipped differences to redrawn rows do so at any norm, if the model is right.
 _WORTH_A_WARNING_OF_DIFFERENCES = 0.5
-# Of rows with weights of their own a few may have much of all weight. So it has to be
-# known that no more than these are clipped, with as many standard deviations.
+# Of rows with weights of their own a few may have much of all weight, so that a smaller
+# share is worth a warning, and a hint of it is enough: one standard deviation.
 _WORTH_A_WARNING_OF_WEIGHTS = 0.02
 # By how much a larger norm is larger that the caller may try.
 _LARGER = 2.0
@@ -63,7 +63,7 @@ def warnings_on_rows(
     if CLIPPED_ROWS in shares:
         clipped = shares[CLIPPED_ROWS]
         weights = weights_of_rows(prepared.graph)
-        if weights and _may_be_notable(clipped):
+        if weights and _hints_at_heavy_rows(clipped):
             found.append(_on_weights(weights, clipped))
         found += _on_clipped(prepared, options, state, progress, clipped)
     limit = _WORTH_A_WARNING if options.private else 0.0
@@ -155,8 +155,8 @@ def _is_notable(share: NoisyShare, limit: float) -> bool:
     return share.share - _STANDING_OUT * share.stddev > limit
 
 
-def _may_be_notable(share: NoisyShare) -> bool:
-    return share.share + _STANDING_OUT * share.stddev > _WORTH_A_WARNING_OF_WEIGHTS
+def _hints_at_heavy_rows(share: NoisyShare) -> bool:
+    return share.share - share.stddev > _WORTH_A_WARNING_OF_WEIGHTS
 
 
 def _on_weights(weights: Mapping[str, Iterable[str]], share: NoisyShare) -> str:

@@ -13,7 +13,9 @@ import pytest
 from _fits import fit_to, vi_of
 
 import numpyro_vips as nv
+from numpyro_vips.fitting.row_warnings import _hints_at_heavy_rows
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS
+from numpyro_vips.privacy.statement import NoisyShare
 
 RNG = np.random.default_rng(0)
 
@@ -245,3 +247,11 @@ def test_weights_with_a_limit_raise_no_warning():
     limited = np.minimum(weights, 3.0).astype(np.float32)
     _, texts = fit(weighted_mean, limited, y.astype(np.float32))
     assert not any("weights of their own" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("share", "stddev", "warns"),
+    [(-0.026, 0.022, False), (0.01, 0.022, False), (0.03, 0.005, True)],
+)
+def test_noise_alone_is_no_hint_at_heavy_rows(share, stddev, warns):
+    assert _hints_at_heavy_rows(NoisyShare(share=share, stddev=stddev)) == warns

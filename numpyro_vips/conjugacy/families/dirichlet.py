@@ -230,8 +230,7 @@ class Categorical(Family):
         return {"is": prior["is"] + data["is"]}
 
     def widened(self, data: Vectors, noise: Vectors) -> NewVectors:
-        """The share as it is: noise in log probabilities is not read."""
-        return dict(data)
+        return {"is": likelihoods_under_noise(data["is"], noise["is"])}
 
     def neutral(self, shape: Shape) -> NewVectors:
         return {"is": jnp.zeros((*shape, self.num_states))}
@@ -252,6 +251,35 @@ class Categorical(Family):
         self, latents: Collection[str], moments: Vectors
     ) -> tuple[tuple[str, ...], Float[Array, "*batch states"]]:
         return tuple(latents), moments["is"]
+
+
+def likelihoods_under_noise(
+    logits: Float[Array, "*batch states"], stddev: Float[Array, "*batch states"]
+) -> Float[Array, "*batch states"]:
+    """Log likelihoods of states, given noisy sums of log densities.
+
+    The log density of all rows in the likeliest state exceeds that in another by
+    r ~ Normal(D, 2D) if it is the true one, and by r ~ Normal(-D, 2D) if the other is,
+    with some D ≥ 0: exactly so if rows are Normal with known variances, and nearly for
+    other states that hardly differ. Noise of variance v makes this Normal(±D, 2D + v).
+    The largest density of the released r over all D in the one case, over that in the
+    other, has as its logarithm Huber's function of r: r²/(2v) below v, and r - v/2
+    above.
+
+    Args:
+      logits: Noisy sums over rows of log densities, one for each state.
+      stddev: The standard deviation of the noise in each.
+
+    Returns:
+      Log likelihoods, the largest as it was; without noise all of them.
+    """
+    best = jnp.argmax(logits, -1, keepdims=True)
+    largest = jnp.take_along_axis(logits, best, -1)
+    gap = largest - logits
+    variance = stddev**2 + jnp.take_along_axis(stddev, best, -1) ** 2
+    hidden = gap**2 / (2.0 * jnp.where(variance > 0, variance, 1.0))
+    shrunk = jnp.where(gap < variance, hidden, gap - variance / 2.0)
+    return jnp.where(variance > 0, largest - shrunk, logits)
 
 
 def indicator(

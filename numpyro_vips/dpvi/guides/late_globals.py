@@ -41,6 +41,7 @@ def late_globals(
     | what entries of exchangeable globals are    | what waits                         |
     |---------------------------------------------|------------------------------------|
     | real numbers, maybe beside others           | all globals that are not real      |
+    | the same in an order, as of ordered means   | the same, but for the ordered ones |
     | other numbers, as rates of Poisson counts   | the shares                         |
     | shares alone; nothing is exchangeable       | nothing                            |
 
@@ -51,7 +52,7 @@ def late_globals(
       centres: Their unconstrained values at the prior's centre.
       row_density: Log density of a synthetic row, by values of the globals; traceable.
     """
-    late = {site.name for site in sites if not site.is_real}
+    late = {site.name for site in sites if not _are_real_entries(site)}
     # Where nothing could wait there is nothing to try.
     if not late or sum(np.size(centres[s.name]) for s in sites) > _MOST_NUMBERS:
         return frozenset()
@@ -59,7 +60,7 @@ def late_globals(
     axes = exchangeable_axes(trace_in_double(row_density, values), values)
     shares = {s.name for s in sites if s.name in axes and _is_shares(s, axes[s.name])}
     components = [s for s in sites if s.name in axes and s.name not in shares]
-    if any(site.is_real for site in components):
+    if any(_are_real_entries(site) for site in components):
         return frozenset(late)
     return frozenset(shares if components else ())
 
@@ -84,6 +85,11 @@ def _distinct_values(
     return evaluate_in_double(
         lambda free: {s.name: s.transform(free[s.name]) for s in sites}, near
     )
+
+
+def _are_real_entries(site: GuideSite) -> bool:
+    """Whether entries are real numbers, be it in an order."""
+    return site.is_real or site.support is constraints.ordered_vector
 
 
 def _is_shares(site: GuideSite, axes: Axes) -> bool:

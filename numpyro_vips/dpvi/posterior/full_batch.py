@@ -86,7 +86,7 @@ class FullBatchDensity:
             # An invalid row gives way to a valid one and is not counted: what is not
             # finite times zero is not zero, in a gradient.
             first = jnp.argmax(valid)
-            share_of_zeros = 1.0 - float(jnp.mean(valid.astype(float)))
+            share_of_zeros = float(jnp.mean(~valid))
             rows = {
                 name: jnp.where(
                     valid.reshape(-1, *(1,) * (row.ndim - 1)), row, row[first]

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_vips.conjugacy.families.dirichlet import Beta, Dirichlet
+from numpyro_vips.conjugacy.families.dirichlet import Beta, Categorical, Dirichlet
 
 REPETITIONS = 20_000
 
@@ -38,3 +38,36 @@ def test_dirichlet_has_the_variance_of_noisy_counts() -> None:
     )
     found = Dirichlet().distribution(Dirichlet().parameters(share)).variance.sum()
     np.testing.assert_allclose(found, of_rows + of_noise, rtol=0.05)
+
+
+@pytest.mark.parametrize("noise", [0.1, 3.0, 30.0])
+def test_likely_states_hold_the_true_one_under_noise(noise: float) -> None:
+    """A jump at one of 40 places, between Normal rows whose means are known."""
+    rng, states, rows, repetitions = np.random.default_rng(2), 40, 25, 1_000
+    place = np.arange(states)
+    true = rng.integers(0, states, repetitions)
+    # Sums over the rows between two places; their log density if the mean is 0, less
+    # that if it is 1/2.
+    mean = np.where(place < true[:, None], 0.0, 0.5)
+    sums = rows * mean + np.sqrt(rows) * rng.normal(size=mean.shape)
+    steps = 0.125 * rows - 0.5 * sums
+    exact = np.cumsum(steps, 1) - steps
+    released = exact + noise * rng.normal(size=exact.shape)
+    data = {"is": jnp.asarray(released)}
+    family = Categorical(states)
+    share = family.widened(data, {"is": jnp.full(released.shape, noise)})
+    found = np.asarray(family.moments(share)["is"])
+    of_true = np.take_along_axis(found, true[:, None], 1)
+    likelier = np.where(found > of_true, found, 0.0).sum(1)
+    # The most likely states that make up 90 % hold the true one as often.
+    assert np.mean(likelier < 0.9) > 0.87
+    naive = np.asarray(family.moments(data)["is"])
+    assert np.mean(np.log(of_true)) > np.mean(
+        np.log(np.take_along_axis(naive, true[:, None], 1) + 1e-30)
+    )
+
+
+def test_states_without_noise_are_as_they_were() -> None:
+    data = {"is": jnp.array([[3.0, -700.0, 2.5], [0.0, 1e4, -1e4]])}
+    share = Categorical(3).widened(data, {"is": jnp.zeros((2, 3))})
+    np.testing.assert_array_equal(share["is"], data["is"])

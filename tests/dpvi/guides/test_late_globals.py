@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from _dpvi_engines import new_engine
+from numpyro.distributions.transforms import OrderedTransform
 
 import gaussian_mixture
 from numpyro_vips import DPVI, PrivacyBudget, PrivateVI
@@ -31,6 +32,21 @@ def with_discrete_latents(x: Any):
     with numpyro.plate("rows", x.shape[0]):
         z: Any = numpyro.sample("z", dist.Categorical(weight))
         numpyro.sample("x", dist.Normal(mean[z], scale), obs=x)
+
+
+@private(unit="rows")
+def in_an_order(x: Any):
+    """Means whose order tells the components apart."""
+    weight: Any = numpyro.sample("weight", dist.Dirichlet(jnp.ones(3)))
+    means = dist.Normal(0.0, 5.0).expand([3]).to_event(1)
+    ordered = dist.TransformedDistribution(means, OrderedTransform())
+    mean: Any = numpyro.sample("mean", ordered)
+    scales = dist.HalfNormal(2.0).expand([3]).to_event(1)
+    scale: Any = numpyro.sample("scale", scales)
+    with numpyro.plate("rows", x.shape[0]):
+        chosen = dist.Categorical(weight)
+        parts = dist.Normal(mean, scale)
+        numpyro.sample("x", dist.MixtureSameFamily(chosen, parts), obs=x)
 
 
 @private(unit="rows")
@@ -66,6 +82,7 @@ COUNTS = np.arange(40, dtype=np.int32)
 CASES = {
     "means": (gaussian_mixture.mixture(4), PAIRS, {"weight", "variance"}),
     "discrete latents": (with_discrete_latents, REAL, {"weight", "scale"}),
+    "means in an order": (in_an_order, REAL, {"weight", "scale"}),
     "rates": (of_counts, COUNTS, {"weight"}),
     "known components": (of_known_components, REAL, set()),
     "no components": (regression, PAIRS, set()),

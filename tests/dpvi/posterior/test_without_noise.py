@@ -23,7 +23,7 @@ from numpyro_vips.dpvi.posterior.variational_newton import (
     ascend,
 )
 from numpyro_vips.dpvi.posterior.without_noise import _best, with_warnings
-from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, ZERO_ROWS
 
 KEY = jax.random.key(0)
 
@@ -298,6 +298,19 @@ def test_a_private_fit_takes_none_of_it(monkeypatch, budget):
 def test_a_heavy_tail_of_nearly_equal_densities_is_no_warning(stddev, warns):
     found = {"converged": True, "pareto_k": 0.8, "log_ratio_stddev": stddev}
     assert bool(with_warnings(found)["warnings"]) == warns
+
+
+@pytest.mark.parametrize("count", [98, 103])
+def test_rows_that_all_count_are_not_missed_by_rounding(count: int) -> None:
+    """A mean of so many ones is not one."""
+
+    def model(y: Any) -> None:
+        place = numpyro.sample("place", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Laplace(place, 1.0), obs=y)
+
+    result = fit(model, np.linspace(-1.0, 1.0, count), engine=nv.DPVI())
+    assert ZERO_ROWS not in result.diagnostics
 
 
 def test_the_best_start_is_not_the_one_that_fits_its_own_draws_best() -> None:
