@@ -130,6 +130,8 @@ def drift_of_iterates(
     sizes: Mapping[str, int],
     stddev: Float64[np.ndarray, " size"],
     normal: VectorNormal | None = None,
+    *,
+    has_components: bool = False,
 ) -> dict[str, Any]:
     """What the iterates say of how good the posterior is; nothing before the first.
 
@@ -138,6 +140,7 @@ def drift_of_iterates(
       sizes: How many unconstrained numbers each global is, in the guide's order.
       stddev: The posterior's, of these numbers; empty with a guide of the user's own.
       normal: The posterior, where its mean is not the average of the iterates.
+      has_components: See `diagnostics_of`.
     """
     drift = _with_iterates(state.drift, state.recent)
     if drift is None:
@@ -162,6 +165,7 @@ def drift_of_iterates(
         num_steps=int(state.step),
         is_private=state.is_noisy,
         distance=distance,
+        has_components=has_components,
     )
 
 

@@ -42,6 +42,14 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
             "is about as wide as the noise makes it. What helps: more rows, a larger "
             "epsilon or a smaller clipping_norm."
         )
+    if found["undecided"]:
+        yield (
+            f"No state of {quoted(found['undecided'])} is certain: the likeliest has a "
+            f"probability of {min(found['undecided'].values()):.0%}. VIPS takes it as "
+            "independent of the other globals, whose means are then averages over its "
+            "states, and whose intervals are too narrow. What helps: more rows, a "
+            "larger epsilon or fewer states."
+        )
     yield from _on_bounds(program)
     if found["converged"] is None or found["moving"]:
         yield from _on_flat_priors(program)

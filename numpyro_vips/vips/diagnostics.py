@@ -4,6 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.special import softmax
+
 from numpyro_vips.uncertainty import on_unheard
 from numpyro_vips.vips.corrections.reading import ObservedSums
 from numpyro_vips.vips.description import bounds_at, warnings_of
@@ -17,6 +21,8 @@ from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 _STILL = 1e-3
 # and how many standard deviations they may have to go otherwise.
 _NEAR = 0.05
+# The probability of its likeliest state below which a discrete global is undecided.
+_DECIDED = 0.95
 
 
 def diagnostics_of(
@@ -25,6 +31,7 @@ def diagnostics_of(
     state: VipsState,
     seen: ObservedSums | None,
     widths: Mapping[str, float],
+    parameters: Mapping[str, Float[Array, "..."]],
 ) -> dict[str, Any]:
     """What is known of how good the posterior is.
 
@@ -35,6 +42,7 @@ def diagnostics_of(
       seen: What rows show of their latents; None before there is a posterior.
       widths: By site, the smallest width of its entries over the prior's, where noisy
         residuals were released of it.
+      parameters: Those of the posterior; empty before there is one.
 
     Returns:
       num_steps, change, drift: See `VipsState`.
@@ -52,6 +60,7 @@ def diagnostics_of(
       errors_left: What is left of the errors of early steps, in standard deviations
         of the posterior, which knows of them; None if that is not known.
       below_noise: By site, how many of its sums of squares are below their noise.
+      undecided: See `undecided_globals`.
       bounds: By site, the auxiliary variables that make its log density a bound.
       warnings: See `Engine.diagnostics`.
     """
@@ -84,9 +93,42 @@ def diagnostics_of(
         "missing_information": None if seen is None else seen.missing,
         "errors_left": None if seen is None else seen.left,
         "below_noise": below,
+        "undecided": undecided_globals(program, parameters),
         "bounds": {site: bound for site, bound in bounds.items() if bound},
     }
     return {**found, "warnings": [*warnings_of(program, found), *on_unheard(widths)]}
+
+
+def undecided_globals(
+    program: ConjugateProgram, parameters: Mapping[str, Float[Array, "..."]]
+) -> dict[str, float]:
+    """Discrete globals of which no state is certain, beside other globals.
+
+    The posterior has them independent of these, and is made as if each row were in all
+    states at once: that of a rate before a change at an unknown place is one of a mean
+    rate, and as narrow.
+
+    Args:
+      program: The model.
+      parameters: Those of the posterior.
+
+    Returns:
+      By site, the probability of the likeliest state, the smallest of its entries.
+    """
+    structure, found = program.structure, dict[str, float]()
+    for factor in structure.posterior_factors_of("global"):
+        logits = parameters.get(f"{factor.name}/logits")
+        is_alone = not any(
+            factor.name in names and len(names) > 1
+            for statistic in structure.statistics
+            for names in [{structure.factor_of[x] for x in statistic.latents}]
+        )
+        if factor.family.num_states is None or logits is None or is_alone:
+            continue
+        certain = softmax(np.asarray(logits, np.float64), axis=-1).max(-1)
+        if np.size(certain) and np.min(certain) < _DECIDED:
+            found |= dict.fromkeys(factor.latents, float(np.min(certain)))
+    return found
 
 
 def _moving(

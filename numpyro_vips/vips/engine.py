@@ -676,11 +676,16 @@ class VipsEngine(Abilities):
 
     def diagnostics(self, state: VipsState) -> dict[str, Any]:
         """What is known of how good the posterior is; see `diagnostics_of`."""
-        seen, widths = None, dict[str, float]()
+        seen, widths, parameters = None, dict[str, float](), {}
         if self.has_posterior(state):
             _, seen = self._reading.sums_of(state)
             widths = self._reading.widths_over_prior(state)
-        return diagnostics_of(self.program, self._roles, state, seen, widths)
+            globals_ = self.program.structure.posterior_factors_of("global")
+            if any(factor.family.num_states is not None for factor in globals_):
+                parameters = self.posterior(state).params
+        return diagnostics_of(
+            self.program, self._roles, state, seen, widths, parameters
+        )
 
     def clipping_effect(self, state: VipsState, names: Sequence[str]) -> ClippingEffect:
         """Which way clipping draws each global, see `clipping_direction`, and whether

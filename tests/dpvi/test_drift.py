@@ -113,6 +113,26 @@ def test_a_posterior_made_of_scores_is_not_where_iterates_wander(
     assert found["converged"] == (r_hat < 2.2 and fluctuation < 5.0)
 
 
+@pytest.mark.parametrize(
+    ("r_hat", "distance", "words"),
+    [(3.0, 0.5, "still drifted"), (1.0, 3.5, "average of the iterates")],
+)
+def test_of_components_small_drifts_and_distances_count(
+    r_hat: float, distance: float, words: str
+) -> None:
+    settings: Any = {
+        "r_hat": {"w": r_hat},
+        "fluctuation": {"w": 1.0},
+        "apart": {"w": 3.0},
+        "num_steps": 200,
+        "is_private": True,
+        "distance": {"w": distance},
+    }
+    assert diagnostics_of(**settings)["converged"]
+    (text,) = diagnostics_of(**settings, has_components=True)["warnings"]
+    assert words in text
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("num_steps", "num_rows"),

@@ -1,4 +1,4 @@
-"""Sums that cannot be negative and are below their noise, for numbers and matrices."""
+"""Sums below their noise: squares of numbers and matrices, and states."""
 
 import warnings
 from typing import Any
@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from _fits import vi_of
 
+import numpyro_vips as nv
 from numpyro_vips.conjugacy.families import family_named
 from numpyro_vips.conjugacy.families.family import Moments
 
@@ -73,3 +74,31 @@ def test_a_covariance_below_its_noise_is_a_warning() -> None:
     (text,) = warned(0.1)
     assert "'precision'" in text
     assert warned(1e4) == []
+
+
+def change(day: Any, y: Any) -> None:
+    """A rate that changes on one of forty days."""
+    rate: Any = numpyro.sample("rate", dist.Gamma(2.0, 0.5).expand([2]).to_event(1))
+    last = numpyro.sample("last", dist.DiscreteUniform(0, 39))
+    with numpyro.plate("rows", y.shape[0]):
+        mine = jnp.where(day <= last, rate[0], rate[1])
+        numpyro.sample("y", dist.Poisson(mine), obs=y)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("epsilon", "warns"), [(1.0, True), (100.0, False)])
+def test_the_place_of_a_change_is_as_uncertain_as_noise_makes_it(
+    epsilon: float, warns: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    day = rng.integers(0, 40, 2_000)
+    y = rng.poisson(np.where(day <= 24, 1.0, 6.0))
+    for seed in range(3):
+        vi = vi_of(nv.private(change, unit="rows"), budget=epsilon, insecure_seed=seed)
+        with warnings.catch_warnings(action="ignore"):
+            result = vi.run(jax.random.key(seed), day, y)
+        draws = result.sample_posterior(jax.random.key(1), (2_000,))["last"]
+        lower, upper = np.quantile(np.asarray(draws), [0.01, 0.99])
+        assert lower <= 24 <= upper
+        texts = result.diagnostics["warnings"]
+        assert any("No state of 'last' is certain" in text for text in texts) == warns

@@ -31,6 +31,7 @@ QUIET: dict[str, Any] = {
     "errors_left": None,
     "missing_information": None,
     "below_noise": {},
+    "undecided": {},
 }
 
 
@@ -63,6 +64,7 @@ def two_of_many(y: Any) -> None:
         ({"converged": None, "missing_information": 0.8}, "order of components"),
         ({"converged": None, "missing_information": 0.8}, "So does engine='dpvi'"),
         ({"below_noise": {"tau": 2}}, "say of 'tau' is below the noise"),
+        ({"undecided": {"tau": 0.4}}, "No state of 'tau' is certain"),
     ],
 )
 def test_each_finding_has_its_sentence(found: dict[str, Any], words: str) -> None:
