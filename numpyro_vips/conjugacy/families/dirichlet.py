@@ -271,7 +271,7 @@ def likelihoods_under_noise(
       stddev: The standard deviation of the noise in each.
 
     Returns:
-      Log likelihoods, the largest as it was; without noise all of them.
+      Log likelihoods, of which the largest is zero; without noise as they were.
     """
     best = jnp.argmax(logits, -1, keepdims=True)
     largest = jnp.take_along_axis(logits, best, -1)
@@ -279,7 +279,8 @@ def likelihoods_under_noise(
     variance = stddev**2 + jnp.take_along_axis(stddev, best, -1) ** 2
     hidden = gap**2 / (2.0 * jnp.where(variance > 0, variance, 1.0))
     shrunk = jnp.where(gap < variance, hidden, gap - variance / 2.0)
-    return jnp.where(variance > 0, largest - shrunk, logits)
+    # About the likeliest: beside what all states share, differences would be rounded.
+    return jnp.where(jnp.any(variance > 0, -1, keepdims=True), -shrunk, logits)
 
 
 def indicator(

@@ -71,3 +71,12 @@ def test_states_without_noise_are_as_they_were() -> None:
     data = {"is": jnp.array([[3.0, -700.0, 2.5], [0.0, 1e4, -1e4]])}
     share = Categorical(3).widened(data, {"is": jnp.zeros((2, 3))})
     np.testing.assert_array_equal(share["is"], data["is"])
+
+
+def test_what_states_have_in_common_rounds_no_difference() -> None:
+    data = {"is": jnp.array([1e14, 1e14 + 2e8], jnp.float32)}
+    assert data["is"][1] > data["is"][0]
+    noise = {"is": jnp.full(2, 1e8, jnp.float32)}
+    share = Categorical(2).widened(data, noise)
+    chance = Categorical(2).moments(share)["is"]
+    np.testing.assert_allclose(chance[1] / chance[0], np.exp(1.0), rtol=0.05)
