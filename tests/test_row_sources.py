@@ -477,6 +477,65 @@ def test_a_source_that_fails_quotes_nothing_and_stays_charged(then, match):
     assert budget.spent()[0] == pytest.approx(1.0)
 
 
+class Changing(Rows):
+    """Says something else of itself once it is read."""
+
+    def __init__(self, *arrays: np.ndarray, then: Callable[[], Any]) -> None:
+        self.then: Callable[[], Any] | None = None
+        super().__init__(*arrays)
+        self.later = then
+
+    @property
+    def row(self) -> Any:
+        return self.first if self.then is None else self.then()
+
+    @row.setter
+    def row(self, first: Any) -> None:
+        self.first = first
+
+    def __len__(self) -> int:
+        return super().__len__() if self.then is None else self.then()
+
+    def scan(self, start: int, stop: int) -> Iterator[Any]:
+        self.then = self.later
+        return super().scan(start, stop)
+
+    def read(self, indices: np.ndarray) -> Any:
+        self.then = self.later
+        return super().read(indices)
+
+
+@pytest.mark.parametrize("sampling", [nv.FullBatch(), nv.Poisson(0.3)])
+def test_a_source_is_asked_once_what_it_is(sampling):
+    """Later on its answers may quote rows, and are not what was planned for."""
+    X, y = data()
+    source = Changing(X, y, then=raise_it)
+    result = fit(rows=nv.columns(source), sampling=sampling)
+    assert source.then is not None
+    assert_same_bits(result, fit(X, y, sampling=sampling))
+
+
+def test_rows_of_a_type_that_a_source_takes_on_later_are_refused():
+    class Doubles(Changing):
+        def scan(self, start: int, stop: int) -> Iterator[Any]:
+            for part in super().scan(start, stop):
+                yield {"X": np.float64(part["X"]), "y": part["y"]}
+
+    X, y = data()
+    row = {"X": np.zeros(COLUMNS), "y": np.zeros((), y.dtype)}
+    with pytest.raises(RuntimeError, match="another shape, dtype or number"):
+        fit(rows=nv.columns(Doubles(X, y, then=lambda: row)))
+
+
+def test_columns_of_a_source_that_grows_are_those_of_the_next_fit():
+    X, y = data()
+    source = Rows(X[:300], y[:300])
+    columns = nv.columns(source)
+    fit(rows=columns)
+    source.arrays = {"X": X, "y": y}
+    assert_same_bits(fit(rows=columns), fit(X, y))
+
+
 def test_a_source_shorter_than_it_says_is_noticed():
     class Short(Rows):
         def scan(self, start: int, stop: int) -> Iterator[Any]:

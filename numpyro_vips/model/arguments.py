@@ -426,9 +426,8 @@ class _Sorter:
             for key in found:
                 self.seen.append(f"{name}.{key}")
         else:
-            found = {
-                None: value if isinstance(value, SourceColumn) else SourceColumn(value)
-            }
+            is_column = isinstance(value, SourceColumn)
+            found = {None: value.asked_again() if is_column else SourceColumn(value)}
         slots = {}
         for key, column in found.items():
             full = name if key is None else f"{name}.{key}"

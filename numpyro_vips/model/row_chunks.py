@@ -107,7 +107,7 @@ def row_chunks(
         yield (chunk(piece, {}) for piece in pieces)
         return
     bytes_per_row = sum(
-        c.dtype.itemsize * math.prod(c.row.shape) for c in columns.values()
+        c.dtype.itemsize * math.prod(c.shape[1:]) for c in columns.values()
     )
     at_once = max(1, min(_AT_ONCE, _BYTES_AT_ONCE // max(1, length * bytes_per_row)))
     with read_ahead(read_columns(columns, pieces), at_once) as parts:

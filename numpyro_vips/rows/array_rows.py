@@ -61,6 +61,7 @@ class ArrayRows:
         """Yields the rows from `start` up to `stop`."""
         while start < stop:
             end = min(stop, (start // self._part + 1) * self._part)
+            _check_is_there(self._array)
             yield np.asarray(self._array[start:end])
             start = end
 
@@ -68,7 +69,21 @@ class ArrayRows:
         """The rows at these indices."""
         if not len(indices):
             return np.zeros((0, *self.row.shape), self.row.dtype)
+        _check_is_there(self._array)
         return np.asarray(getattr(self._array, "oindex", self._array)[indices])
+
+
+def _check_is_there(array: Any) -> None:
+    """Looks whether the file of a memory map still has all of it.
+
+    If not, the operating system would end the process at the first byte that is read.
+
+    Raises:
+      EOFError: It has become shorter.
+    """
+    mapped = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
+    if mapped is not None and mapped.size() < len(mapped):
+        raise EOFError("The file of a memory map has become shorter.")
 
 
 def _stored_rows(array: Any) -> int:

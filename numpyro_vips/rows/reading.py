@@ -1,7 +1,6 @@
 """How sources are read during a fit: in parts of one length, and ahead of the work."""
 
 import contextlib
-import functools
 import itertools
 import queue
 import threading
@@ -73,10 +72,12 @@ def _pieces_of(
     names = list(columns)
     ranges = [piece for piece in pieces if isinstance(piece, range)]
     if not ranges:
-        assert isinstance(source, RandomAccess)
+        # That it can be was asked before; to ask again may run its own code.
+        at_random: Any = source
         for indices in pieces:
             # Its own copy: another source reads the same rows, whatever this one does.
-            rows = _quietly(functools.partial(source.read, np.array(indices)), names)
+            given = np.array(indices)
+            rows = _quietly(lambda given=given: at_random.read(given), names)
             yield _checked(rows, columns, len(indices))
         return
     start, stop = ranges[0].start, ranges[-1].stop
@@ -118,7 +119,7 @@ def _taken(held: list[dict[str, np.ndarray]], count: int) -> dict[str, np.ndarra
 
 def _none_of(columns: Mapping[str, SourceColumn]) -> dict[str, np.ndarray]:
     return {
-        name: np.zeros((0, *column.row.shape), column.dtype)
+        name: np.zeros((0, *column.shape[1:]), column.dtype)
         for name, column in columns.items()
     }
 
@@ -147,7 +148,7 @@ def _checked(
     is_declared = len(lengths) == 1 and (count is None or lengths == {(count,)})
     for name, array in found.items():
         column = columns[name]
-        declared = (column.row.shape, column.dtype)
+        declared = (column.shape[1:], column.dtype)
         is_declared &= (array.shape[1:], array.dtype) == declared
     if not is_declared:
         raise RuntimeError(

@@ -88,30 +88,32 @@ class RandomAccess(RowSource, Protocol):
 class SourceColumn:
     """One array of a source's rows; it stands for the array.
 
+    What is public of it is asked once: a fit is planned and checked for rows like that,
+    and an exception of the source later on may quote one.
+
     Attributes:
       source: The source.
       name: Which array of a row that is; None if a row is a single one.
+      shape: Number of rows, and the shape of a row.
+      dtype: Of its numbers.
     """
 
     source: RowSource
     name: str | None = None
+    shape: tuple[int, ...] = dataclasses.field(init=False)
+    dtype: np.dtype = dataclasses.field(init=False)
 
-    @property
-    def row(self) -> RowType:
-        row = self.source.row
-        if self.name is None:
-            assert not isinstance(row, Mapping)
-            return row
-        assert isinstance(row, Mapping)
-        return row[self.name]
+    def __post_init__(self) -> None:
+        row: Any = self.source.row
+        if self.name is not None:
+            row = row[self.name]
+        shape = (len(self.source), *map(int, row.shape))
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", np.dtype(row.dtype))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.source), *map(int, self.row.shape))
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self.row.dtype)
+    def asked_again(self) -> "SourceColumn":
+        """The column as its source is now, such as after more rows were written."""
+        return SourceColumn(self.source, self.name)
 
     def __repr__(self) -> str:
         # Shapes alone: messages must not quote private values.

@@ -1,5 +1,6 @@
 """Arrays that lie elsewhere: every row once, in parts, read as late as possible."""
 
+import os
 from typing import Any
 
 import h5py
@@ -53,6 +54,19 @@ def test_only_what_is_asked_for_is_read():
     assert array.read == []
     next(rows.scan(20, 30))
     assert array.read == [slice(20, 30)]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows lets nobody shorten such a file")
+def test_a_memory_map_whose_file_has_become_shorter_is_an_error(tmp_path):
+    """Reading it would end the process."""
+    np.save(tmp_path / "rows.npy", ARRAY)
+    rows = ArrayRows(np.load(tmp_path / "rows.npy", mmap_mode="r")[3:])
+    assert len(rows.read(np.array([0, 90]))) == 2
+    os.truncate(tmp_path / "rows.npy", 2000)
+    with pytest.raises(EOFError, match="shorter"):
+        next(rows.scan(0, 90))
+    with pytest.raises(EOFError, match="shorter"):
+        rows.read(np.array([0]))
 
 
 @pytest.mark.parametrize("indices", [[], [0, 3, 99]])
