@@ -6,7 +6,7 @@ The file is JSON, which a charge replaces. After it come lines that count the st
 fits which may go on, each with the key by which its step is read. Such a key must not
 be on the disk before the step counts, and a file that is about to replace this one is
 there before it does: a process that is killed in between leaves it behind. So a line is
-added where it is, and counts with its last byte.
+added where it is, in place of blanks, and counts with its last byte.
 """
 
 import contextlib
@@ -157,14 +157,19 @@ class LedgerFile:
             self.write(*self.contents())
             cut = ""
         step = {"fit": name, **dataclasses.asdict(fit)}
-        line = json.dumps({"sha256": _checksum(step), "step": step})
+        record = json.dumps({"sha256": _checksum(step), "step": step})
+        line = f"{record}\n".encode()
         with self.path.open("r+b") as file:
             # What a process that was killed has left behind goes.
-            file.seek(-len(cut.encode()), os.SEEK_END)
+            end = file.seek(-len(cut.encode()), os.SEEK_END)
             file.truncate()
-            file.write(f"{line}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
+            # A full disk is met by blanks, since a line that it cuts off within the key
+            # would take the whole ledger along.
+            for content in (b" " * len(line), line):
+                file.seek(end)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:

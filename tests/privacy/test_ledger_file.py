@@ -4,8 +4,10 @@ import dataclasses
 import hashlib
 import json
 import os
+import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,39 @@ def test_a_line_that_was_cut_off_does_not_count(
         else:
             with pytest.raises(ValueError, match="damaged or was edited"):
                 ledger.contents()
+
+
+@pytest.fixture
+def full_at() -> Iterator[Callable[[int], None]]:
+    """Makes a disk full for files that would become longer."""
+    resource = pytest.importorskip("resource", reason="there are no limits of files")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda length: resource.setrlimit(resource.RLIMIT_FSIZE, (length, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_leaves_a_ledger_that_can_be_read(
+    ledger: LedgerFile, full_at: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever in the line the disk becomes full."""
+    monkeypatch.setattr(ledger_file, "_PAUSES", ())
+    ledger.write(CHARGES, FITS)
+    counted(ledger, 5)
+    before = len(ledger.path.read_bytes())
+    counted(ledger, 6)
+    for more in range(0, len(ledger.path.read_bytes()) - before, 5):
+        ledger.write(CHARGES, FITS)
+        counted(ledger, 5)
+        full_at(len(ledger.path.read_bytes()) + more)
+        with pytest.raises(OSError, match="too large"):
+            counted(ledger, 6)
+        full_at(-1)
+        assert ledger.contents()[1]["a"].steps == 5
+        assert f"{6:064x}".encode()[-8:] not in ledger.path.read_bytes()[before:]
+        counted(ledger, 6)
+        assert ledger.contents()[1]["a"].steps == 6
 
 
 def test_a_line_that_is_being_written_is_waited_for(
