@@ -36,6 +36,7 @@ from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.ledger_file import replace_file
 from numpyro_vips.privacy.secure_random import fresh_key, sealed
+from numpyro_vips.result_file import version
 
 _FORMAT = "numpyro_vips checkpoint 1"
 
@@ -81,8 +82,9 @@ class Checkpoint:
           steps: Those that the fit has planned, without noise multipliers.
 
         Raises:
-          ValueError: The file is no checkpoint, is of another fit, or holds other steps
-            than the ledger was charged for or has counted. Nothing was charged.
+          ValueError: The file is no checkpoint, is of another fit or version, or holds
+            other steps than the ledger was charged for or has counted. Nothing was
+            charged.
         """
         with self._path.open("rb") as file:
             header = _json_line(file)
@@ -101,6 +103,13 @@ class Checkpoint:
                     "the ledger that has paid for it. Nothing was charged."
                 )
             return  # The process ended before the charge.
+        begun_by = header.get("version", "an older version")
+        if begun_by != version():
+            raise ValueError(
+                f"The fit in {str(self._path)!r} was begun by numpyro_vips {begun_by}, "
+                f"and this is {version()}, which may take what it has released for "
+                "something else. Nothing was charged. Go on with that version."
+            )
         if header["about"] != self._about:
             raise ValueError(
                 f"The checkpoint {str(self._path)!r} is of another fit: model, shapes, "
@@ -142,6 +151,7 @@ class Checkpoint:
         """Writes the file of a new fit, before it is charged under `name`."""
         header = {
             "format": _FORMAT,
+            "version": version(),
             "name": self.name,
             "about": self._about,
             "noise_multipliers": [step.noise_multiplier for step in priced.steps],

@@ -154,6 +154,25 @@ def test_a_fit_with_another_number_in_its_model_does_not_go_on(tmp_path):
     assert len(ledger(tmp_path).charges) == 1
 
 
+@pytest.mark.parametrize(
+    ("written", "named"), [("0.0.9", "numpyro_vips 0.0.9"), (None, "an older")]
+)
+def test_another_version_does_not_go_on(written, named, tmp_path):
+    """It may have steps of the same price, and read what they released otherwise."""
+    callback, _ = stopping_after(1)
+    with pytest.raises(Stopped):
+        run(tmp_path, callback=callback)
+    header, steps = (tmp_path / "fit").read_bytes().split(b"\n", 1)
+    record = json.loads(header)
+    assert record.pop("version")
+    if written is not None:
+        record["version"] = written
+    (tmp_path / "fit").write_bytes(json.dumps(record).encode() + b"\n" + steps)
+    with pytest.raises(ValueError, match=f"begun by .*{named}.*Go on with that"):
+        run(tmp_path)
+    assert len(ledger(tmp_path).charges) == 1
+
+
 def test_an_older_copy_is_refused(tmp_path):
     def copy() -> None:
         shutil.copy(tmp_path / "fit", tmp_path / "copy")
