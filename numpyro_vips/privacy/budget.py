@@ -6,7 +6,7 @@ import datetime
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -145,6 +145,7 @@ class PrivacyBudget:
             )
         self._process = os.getpid()
         self._lock = threading.RLock()
+        self._is_changing = False
         self._charges: tuple[Charge, ...] = ()
         if self._file is not None:
             with self._file.locked():
@@ -359,7 +360,8 @@ class PrivacyBudget:
           BudgetExceededError: The charge would overrun the budget.
           ValueError: The unit or the relation is not the ledger's, a number is out of
             range, or the events cost more than `epsilon`.
-          RuntimeError: The ledger has no file and was opened by another process.
+          RuntimeError: The ledger has no file and another process opened it, or this
+            thread is in the middle of a charge, as where a signal is handled.
         """
         entry = _entry(epsilon, delta, unit, relation, events, self._accountant, label)
         if self.is_private and self._file is None and os.getpid() != self._process:
@@ -369,7 +371,7 @@ class PrivacyBudget:
                 "others do not see. Nothing was charged. Open the ledger with path=, "
                 "which processes may share."
             )
-        with self._lock, self._file_lock():
+        with self._changing():
             charges, fits = self._current()
             self._check(charges, entry)
             if self._file is not None:
@@ -401,7 +403,7 @@ class PrivacyBudget:
           RuntimeError: The step was counted before, by who goes on with the same fit.
         """
         assert self._file is not None, "only a file counts steps"
-        with self._lock, self._file.locked():
+        with self._changing():
             _, fits = self._current()
             if name not in fits or fits[name].steps != steps - 1:
                 raise RuntimeError(
@@ -545,8 +547,31 @@ class PrivacyBudget:
                 "before the first fit."
             )
 
-    def _file_lock(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._file is None else self._file.locked()
+    @contextlib.contextmanager
+    def _changing(self) -> Generator[None]:
+        """Keeps all others out while what was spent is looked at and added to.
+
+        The lock lets its own thread through, in which Python may run the handler of a
+        signal at any place: what that charged would be forgotten.
+
+        Raises:
+          RuntimeError: This thread is in the middle of another change.
+        """
+        with self._lock:
+            if self._is_changing:
+                raise RuntimeError(
+                    "Another charge of this privacy ledger is under way in this "
+                    "thread, as where the handler of a signal runs a fit. Nothing was "
+                    "charged. Let the handler leave a note, and run the fit later."
+                )
+            try:
+                self._is_changing = True
+                with contextlib.ExitStack() as stack:
+                    if self._file is not None:
+                        stack.enter_context(self._file.locked())
+                    yield
+            finally:
+                self._is_changing = False
 
     def _current_charges(self) -> tuple[Charge, ...]:
         charges, _ = self._current()

@@ -20,6 +20,7 @@ import pytest
 from _charges import charge, full, poisson
 
 from numpyro_vips.errors import BudgetExceededError
+from numpyro_vips.privacy import budget as privacy_budget
 from numpyro_vips.privacy.budget import Charge, PrivacyBudget
 
 
@@ -43,6 +44,40 @@ def test_threads_cannot_overrun_the_budget_together():
         thread.join()
     assert len(budget.charges) == 100
     assert len(refused) == 100
+
+
+@pytest.mark.parametrize("name", [None, "ledger.json"])
+def test_a_signal_handler_cannot_charge_in_the_middle_of_a_charge(
+    name, tmp_path, monkeypatch
+):
+    """What it charged was forgotten, and the budget spent twice."""
+    budget = PrivacyBudget(1.0, 1e-6, path=name and tmp_path / name)
+    granted, errors = [], []
+
+    def handler(*_):
+        try:
+            granted.append(charge(budget, 1.0, 1e-7))
+        except RuntimeError as error:
+            errors.append(error)
+
+    def interrupted(entry):
+        with monkeypatch.context() as patch:
+            patch.setattr(privacy_budget, "check_price", check_price)
+            signal.raise_signal(signal.SIGINT)
+
+    check_price = privacy_budget.check_price
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(privacy_budget, "check_price", interrupted)
+            granted.append(charge(budget, 1.0, 1e-7))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(granted) == len(budget.charges) == 1
+    with pytest.raises(RuntimeError, match="under way in this thread"):
+        raise errors[0]
+    with pytest.raises(BudgetExceededError):  # The ledger is open again.
+        charge(budget, 0.1, 1e-7)
 
 
 def test_a_file_keeps_the_ledger(tmp_path):
