@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpyro.distributions import Distribution
+from numpyro.primitives import Messenger
 
 from numpyro_vips.jax_tools.bounded_loops import with_bounded_loops
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.distributions import unwrapped
-from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.synthetic.drawn_observations import are_drawn
+from numpyro_vips.model.graph import ModelGraph, Site
+from numpyro_vips.model.synthetic.drawn_observations import Copied, are_drawn
 from numpyro_vips.model.synthetic.linear_observations import (
     SolvedEntries,
     linear_observations,
@@ -74,31 +75,34 @@ class RowSimulator:
         self.covariates = _covariates(graph, copies, linear)
         self.draws_observations = are_drawn(graph, copies, linear)
 
+        sites = [s for s in graph.sites.values() if s.row_axis is not None]
+        observed = {name for of in copies.values() for name, *_ in of}
+        observed |= {solved.argument for of in linear.values() for solved in of}
+        read, _ = graph.read_for(lambda _, output: output == "parameters")
+        # Runs of the model, and the sites that are drawn in each: if no distribution
+        # depends on what is observed, one run is enough.
+        runs = [[site] for site in sites] if observed & read else [sites]
+
         def draw(
             graph: ModelGraph, rows: Any, latents: Any, key: jax.Array
         ) -> dict[str, jax.Array]:
             """A row whose observed entries are drawn, its own latents first."""
             # In the model's order, each site given those before it.
             rows, latents = dict(rows), dict(latents)
-            sites = [s for s in graph.sites.values() if s.row_axis is not None]
             for site in sites:
-                if site.is_latent:
+                if site.is_latent and len(runs) > 1:
                     latents[site.name] = jnp.zeros(site.shape, site.dtype)
-            for number, site in enumerate(sites):
-                fn = with_possible_chances(graph.run(rows, latents)[site.name]["fn"])
-                sample = with_bounded_loops(
-                    _as_wide(fn, site.shape).sample, _MOST_TURNS
-                )
-                value = sample(jax.random.fold_in(key, number))
-                if site.is_latent:
-                    latents[site.name] = value
-                for name, here, there in copies.get(site.name, ()):
-                    drawn = value.reshape(-1)[here].astype(rows[name].dtype)
-                    flat = rows[name].reshape(-1).at[there].set(drawn)
-                    rows[name] = flat.reshape(rows[name].shape)
-                for solved in linear.get(site.name, ()):
-                    name = solved.argument
-                    rows[name] = _with_solved(rows[name], value, solved)
+            for drawn_now in runs:
+                drawing = _Drawing(drawn_now, sites, key)
+                for site in drawn_now:
+                    latents.pop(site.name, None)
+                graph.run(rows, latents, chosen=drawing)
+                for name, value in drawing.drawn.items():
+                    if graph.sites[name].is_latent:
+                        latents[name] = value
+                    rows = _with_observed(
+                        rows, value, copies.get(name, ()), linear.get(name, ())
+                    )
             return {name: row[0] for name, row in rows.items()}
 
         self._traceable = per_row(graph, draw)
@@ -215,6 +219,65 @@ class RowSimulator:
 
 # JAX's own takes four times as long to compile. It cannot be called while JAX traces.
 _quick_keys = jit_unoptimized(jax.random.split, static_argnums=1)
+
+
+class _Drawing(Messenger):
+    """Draws sites of a row as the model runs, each given the latents before it.
+
+    Attributes:
+      drawn: What was drawn, by site.
+    """
+
+    def __init__(
+        self, wanted: Sequence[Site], sites: Sequence[Site], key: jax.Array
+    ) -> None:
+        """Args:
+        wanted: The sites that are drawn.
+        sites: All sites of a row, by whose number they have keys of their own.
+        key: What these are made of.
+        """
+        self._wanted = {site.name: site for site in wanted}
+        self._number = {site.name: number for number, site in enumerate(sites)}
+        self._key = key
+        self.drawn: dict[str, jax.Array] = {}
+        super().__init__()
+
+    def process_message(self, msg: Any) -> None:
+        """Draws a site, and gives a latent its value."""
+        site = self._wanted.get(msg["name"]) if msg["type"] == "sample" else None
+        if site is None:
+            return
+        fn = _as_wide(with_possible_chances(msg["fn"]), site.shape)
+        sample = with_bounded_loops(fn.sample, _MOST_TURNS)
+        value = sample(jax.random.fold_in(self._key, self._number[site.name]))
+        self.drawn[site.name] = value
+        if site.is_latent:
+            msg["value"] = value
+
+
+def _with_observed(
+    rows: Mapping[str, Any],
+    value: jax.Array,
+    copies: Sequence[Copied],
+    linear: Sequence[SolvedEntries],
+) -> dict[str, Any]:
+    """A row of which a site observes this value.
+
+    Args:
+      rows: By argument, with a leading axis of one row.
+      value: What was drawn.
+      copies: The entries that the site observes as they are.
+      linear: Those that follow from what it observes.
+    """
+    rows = dict(rows)
+    for name, here, there in copies:
+        drawn = value.reshape(-1)[here].astype(rows[name].dtype)
+        flat = rows[name].reshape(-1).at[there].set(drawn)
+        rows[name] = flat.reshape(rows[name].shape)
+    for solved in linear:
+        name = solved.argument
+        rows[name] = _with_solved(rows[name], value, solved)
+    return rows
 
 
 def with_possible_chances(fn: Any) -> Any:

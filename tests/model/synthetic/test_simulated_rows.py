@@ -78,6 +78,40 @@ def test_an_observation_may_depend_on_another() -> None:
     np.testing.assert_allclose(Y[:, 1], 2.0 * Y[:, 0], atol=0.6)
 
 
+def hidden(n: int, Y: Any, *, reads: bool) -> None:
+    """Two latents and three observations, whose means may read what is observed."""
+    nothing = 0.0 * Y[:, 0] if reads else 0.0
+    with numpyro.plate("rows", n):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        x = numpyro.sample("x", dist.Bernoulli(logits=z + nothing))
+        numpyro.sample("a", dist.Poisson(jnp.exp(0.3 * z)), obs=Y[:, 0])
+        numpyro.sample("b", dist.Normal(5.0 * x + nothing, 0.1), obs=Y[:, 1])
+        numpyro.sample("c", dist.Normal(z, 0.1), obs=Y[:, 2])
+    numpyro.sample("slope", dist.Normal(0.0, 1.0))
+
+
+def test_one_run_of_the_model_draws_what_a_run_for_each_site_does() -> None:
+    """A model in which nothing depends on what is observed is run once."""
+    Y, found, runs = np.ones((4, 3), np.float32), [], []
+    for reads in (False, True):
+        calls = 0
+
+        def model(n: int, Y: Any, reads: Any = reads) -> None:
+            nonlocal calls
+            calls += 1
+            hidden(n, Y, reads=reads)
+
+        graph = graph_of(model, 4, Y)
+        simulator = RowSimulator.of(graph)
+        assert simulator is not None
+        calls = 0
+        found.append(simulator.rows({"slope": jnp.zeros(())}, 500, 3)["Y"])
+        runs.append(calls)
+    assert runs == [1, 5]
+    np.testing.assert_array_equal(*found)
+    assert np.std(found[0], axis=0).min() > 0.5
+
+
 def test_covariates_are_given() -> None:
     simulator = RowSimulator.of(graph_of(regression, 5, np.zeros(5), np.zeros(5)))
     assert simulator is not None
