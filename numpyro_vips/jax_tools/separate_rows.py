@@ -111,38 +111,52 @@ def _listed() -> frozenset[Any]:
     )
 
 
+def _loop(x: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda c, y: (c * y, c * jnp.sin(y)), 1.0, x)[1].sum()
+
+
+def _root(x: jax.Array) -> jax.Array:
+    return jax.lax.custom_root(
+        lambda y: y - x, 0.0, lambda f, y: y - f(y), lambda g, y: y / g(1.0)
+    )
+
+
+def _with_own_derivative(x: jax.Array) -> jax.Array:
+    sine: Any = jax.custom_vjp(jnp.sin)
+    sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
+    return sine(x)
+
+
+# Functions of a key or of numbers that have more of them: those on keys, and what
+# differs between versions. The most frequent ones come first.
+_UNLISTED: tuple[tuple[Callable[[Any], Any], Any], ...] = (
+    (lambda key: jax.random.wrap_key_data(jax.random.key_data(key)), None),
+    (jax.random.clone, None),
+    (jnp.diagonal, np.zeros((3, 3), np.float32)),
+    (lambda x: jnp.searchsorted(x, x), np.zeros(3, np.float32)),
+    (jax.checkpoint(jnp.sin), 0.0),
+    (lambda x: jnp.nonzero(x, size=2), np.zeros(3, np.float32)),
+    (lambda x: jnp.ldexp(*jnp.frexp(x)), 1.0),
+    (jax.grad(_root), 0.0),
+    (jax.nn.relu, 0.0),
+    (_with_own_derivative, 0.0),
+    (jax.grad(_loop), np.zeros(3, np.float32)),
+)
+
+
 @functools.cache
-def _unlisted() -> frozenset[Any]:
-    """More of them: those on keys, and what differs between versions."""
+def _operations_of(number: int) -> frozenset[Any]:
+    """Those of a function in `_UNLISTED`."""
+    function, argument = _UNLISTED[number]
+    given = threefry_key(0) if argument is None else argument
+    program = jax.make_jaxpr(function)(given)
+    return frozenset(map(_operation, equations_of(program)))
 
-    def loop(x: jax.Array) -> jax.Array:
-        return jax.lax.scan(lambda c, y: (c * y, c * jnp.sin(y)), 1.0, x)[1].sum()
 
-    def root(x: jax.Array) -> jax.Array:
-        return jax.lax.custom_root(
-            lambda y: y - x, 0.0, lambda f, y: y - f(y), lambda g, y: y / g(1.0)
-        )
-
-    own_derivative: Any = jax.custom_vjp(jnp.sin)
-    own_derivative.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
-
-    found: set[Any] = set()
-    for function, argument in (
-        (lambda key: jax.random.wrap_key_data(jax.random.key_data(key)), None),
-        (jax.random.clone, None),
-        (jax.checkpoint(jnp.sin), 0.0),
-        (lambda x: jnp.searchsorted(x, x), np.zeros(3, np.float32)),
-        (lambda x: jnp.nonzero(x, size=2), np.zeros(3, np.float32)),
-        (lambda x: jnp.ldexp(*jnp.frexp(x)), 1.0),
-        (jax.grad(root), 0.0),
-        (jax.nn.relu, 0.0),
-        (own_derivative, 0.0),
-        (jax.grad(loop), np.zeros(3, np.float32)),
-        (jnp.diagonal, np.zeros((3, 3), np.float32)),
-    ):
-        given = threefry_key(0) if argument is None else argument
-        found |= set(map(_operation, equations_of(jax.make_jaxpr(function)(given))))
-    return frozenset(found)
+def _treats_rows_one_by_one(operation: Any) -> bool:
+    if operation in _listed():
+        return True
+    return any(operation in _operations_of(n) for n in range(len(_UNLISTED)))
 
 
 # Rules of `custom_vmap` in this package, under which a row's result depends on that row
@@ -428,8 +442,7 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
                 "take all others along. Leave jax_enable_x64 off, or write the "
                 "convolution as sums of products."
             )
-        operation = _operation(equation)
-        is_known = operation in _listed() or operation in _unlisted()
+        is_known = _treats_rows_one_by_one(_operation(equation))
         if not is_known or _is_hidden(equation):
             raise UnsafeModelError(
                 f"The model or guide uses the operation {name!r}"
