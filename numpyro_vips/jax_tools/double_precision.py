@@ -29,6 +29,7 @@ from numpyro_vips.jax_tools.jaxprs import (
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY, NUMPY_SEVERAL
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.random_keys import is_key
 
 # Equations of all steps of a loop that is run step by step.
 _MOST_EQUATIONS = 256
@@ -76,18 +77,10 @@ def evaluate_in_double(function: Callable[..., Any], *args: Any) -> Any:
 
 def _in_double(value: Any) -> Any:
     """A NumPy array, a real one of double precision; random keys stay as they are."""
-    if _is_key(value):
+    if is_key(value):
         return value
     array = np.asarray(value)
     return array.astype(np.float64) if _is_real(array) else array
-
-
-def _is_key(value: Any) -> bool:
-    """Whether an array, or what is known of one, is of keys, which NumPy lacks."""
-    dtype = getattr(value, "dtype", None)
-    if dtype is None or isinstance(dtype, np.dtype):
-        return False
-    return jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 def _is_real(array: Any) -> bool:
@@ -103,7 +96,7 @@ def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     if called_program(eqn) is not None:
         return None
     name, params = eqn.primitive.name, eqn.params
-    if any(_is_key(var.aval) for var in (*eqn.invars, *eqn.outvars)):
+    if any(is_key(var.aval) for var in (*eqn.invars, *eqn.outvars)):
         is_random = name.startswith("random_")
         return (_apply_random if is_random else _apply_jax)(eqn, operands)
     if name == "cond":
@@ -180,7 +173,7 @@ def _apply_jax(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     avals: list[Any] = [var.aval for var in eqn.invars]
     typed = [
         operand
-        if _is_key(aval)
+        if is_key(aval)
         else jax.device_put(np.asarray(operand, aval.dtype))  # It compiles nothing.
         for operand, aval in zip(operands, avals, strict=True)
     ]

@@ -127,36 +127,37 @@ def _with_own_derivative(x: jax.Array) -> jax.Array:
     return sine(x)
 
 
-# Functions of a key or of numbers that have more of them: those on keys, and what
-# differs between versions. The most frequent ones come first.
-_UNLISTED: tuple[tuple[Callable[[Any], Any], Any], ...] = (
-    (lambda key: jax.random.wrap_key_data(jax.random.key_data(key)), None),
-    (jax.random.clone, None),
-    (jnp.diagonal, np.zeros((3, 3), np.float32)),
-    (lambda x: jnp.searchsorted(x, x), np.zeros(3, np.float32)),
-    (jax.checkpoint(jnp.sin), 0.0),
-    (lambda x: jnp.nonzero(x, size=2), np.zeros(3, np.float32)),
-    (lambda x: jnp.ldexp(*jnp.frexp(x)), 1.0),
-    (jax.grad(_root), 0.0),
-    (jax.nn.relu, 0.0),
-    (_with_own_derivative, 0.0),
-    (jax.grad(_loop), np.zeros(3, np.float32)),
-)
+# Functions that have more of them, with an argument, of which None is a key: operations
+# on keys, and what differs between versions. The most frequent ones come first.
+_UNLISTED: dict[Callable[[Any], Any], Any] = {
+    lambda key: jax.random.wrap_key_data(jax.random.key_data(key)): None,
+    jax.random.clone: None,
+    jnp.diagonal: np.zeros((3, 3), np.float32),
+    lambda x: jnp.searchsorted(x, x): np.zeros(3, np.float32),
+    jax.checkpoint(jnp.sin): 0.0,
+    lambda x: jnp.nonzero(x, size=2): np.zeros(3, np.float32),
+    lambda x: jnp.ldexp(*jnp.frexp(x)): 1.0,
+    jax.grad(_root): 0.0,
+    jax.nn.relu: 0.0,
+    _with_own_derivative: 0.0,
+    jax.grad(_loop): np.zeros(3, np.float32),
+}
 
 
 @functools.cache
-def _operations_of(number: int) -> frozenset[Any]:
-    """Those of a function in `_UNLISTED`."""
-    function, argument = _UNLISTED[number]
+def _operations_of(function: Callable[[Any], Any]) -> frozenset[Any]:
+    """The operations of a function in `_UNLISTED`, as `_operation` names them."""
+    argument = _UNLISTED[function]
     given = threefry_key(0) if argument is None else argument
     program = jax.make_jaxpr(function)(given)
     return frozenset(map(_operation, equations_of(program)))
 
 
 def _treats_rows_one_by_one(operation: Any) -> bool:
+    """Whether an operation, as `_operation` names it, is known to do so."""
     if operation in _listed():
         return True
-    return any(operation in _operations_of(n) for n in range(len(_UNLISTED)))
+    return any(operation in _operations_of(function) for function in _UNLISTED)
 
 
 # Rules of `custom_vmap` in this package, under which a row's result depends on that row

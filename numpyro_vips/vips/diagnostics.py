@@ -115,15 +115,16 @@ def undecided_globals(
     Returns:
       By site, the probability of the likeliest state, the smallest of its entries.
     """
-    structure, found = program.structure, dict[str, float]()
+    structure, beside_others = program.structure, set[str]()
+    for statistic in structure.statistics:
+        names = {structure.factor_of[latent] for latent in statistic.latents}
+        if len(names) > 1:
+            beside_others |= names
+    found: dict[str, float] = {}
     for factor in structure.posterior_factors_of("global"):
         logits = parameters.get(f"{factor.name}/logits")
-        is_alone = not any(
-            factor.name in names and len(names) > 1
-            for statistic in structure.statistics
-            for names in [{structure.factor_of[x] for x in statistic.latents}]
-        )
-        if factor.family.num_states is None or logits is None or is_alone:
+        is_discrete = factor.family.num_states is not None
+        if not is_discrete or logits is None or factor.name not in beside_others:
             continue
         certain = softmax(np.asarray(logits, np.float64), axis=-1).max(-1)
         if np.size(certain) and np.min(certain) < _DECIDED:
