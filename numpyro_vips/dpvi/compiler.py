@@ -407,7 +407,8 @@ def _columns(
     def inputs(place: Mapping[str, Any], row: Mapping[str, Any]) -> list[Any]:
         return jax.tree.leaves((dict(place), row, threefry_key(0)))
 
-    place = program.space.split(program.start)
+    # In NumPy, where splitting compiles nothing.
+    place = program.space.split(np.asarray(program.start))
     found = FeatureColumns(
         traced,
         inputs,
