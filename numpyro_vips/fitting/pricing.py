@@ -1,4 +1,4 @@
-"""What a fit costs, and what its privacy statement says."""
+"""What a fit costs: the noise that its share of the budget affords."""
 
 import dataclasses
 import math
@@ -6,14 +6,10 @@ from collections.abc import Sequence
 
 from numpyro_vips import _validate, accounting
 from numpyro_vips.errors import BudgetExceededError, quoted
-from numpyro_vips.fitting.prepare import PreparedFit
-from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step, events_of
-from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.budget import PrivacyBudget
-from numpyro_vips.privacy.statement import PrivacyStatement
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,98 +166,3 @@ def price(
         events=events,
     )
     return PricedSteps(steps=tuple(steps), epsilon=epsilon, delta=delta)
-
-
-def statement_of(
-    prepared: PreparedFit,
-    priced: PricedSteps,
-    options: ScheduleOptions,
-    *,
-    accountant: accounting.Accountant,
-    noise_source: str,
-    platform: str,
-    progress: Progress,
-    remarks: Sequence[str],
-) -> PrivacyStatement:
-    """The guarantee of a fit, and what has been released of its rows so far.
-
-    Args:
-      prepared: What is fitted, and by which engine.
-      priced: What the fit costs.
-      options: How rows are drawn, and whether there is noise at all.
-      accountant: Who priced the steps.
-      noise_source: Where minibatches and noise come from.
-      platform: What works on the rows.
-      progress: The steps with the norms that they clip to, as far as released.
-      remarks: What was found out about bounds and rows: a sentence or some each.
-    """
-    norms = tuple(
-        dict.fromkeys(
-            step.clipping_norm
-            for step in progress.steps
-            if not step.counted and step.clipping_norm is not None
-        )
-    )
-    if not options.private:
-        norms = (math.inf,)
-    return PrivacyStatement(
-        unit=prepared.graph.unit,
-        relation=options.sampling.relation,
-        sampling=options.sampling.scheme,
-        epsilon=priced.epsilon,
-        delta=priced.delta,
-        accountant=accountant,
-        events=events_of(progress.steps) if options.private else (),
-        noise_source=noise_source,
-        public=_public_facts(prepared),
-        clipping_norm=norms[0] if len(norms) == 1 else norms,
-        engine=prepared.engine.name,
-        platform=platform,
-        num_rows=prepared.arguments.public_num_rows,
-        num_rows_declared=prepared.arguments.num_rows_declared,
-        shares=progress.shares,
-        remarks=tuple(remarks),
-    )
-
-
-def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
-    """All that the privacy statement takes for public beside the number of rows.
-
-    Every one of them is what the caller has declared, or has let the model hold.
-    """
-    arguments = prepared.arguments
-    facts = [
-        "the model, its priors and plates, and every setting of the fit",
-        "the names, shapes (but for the number of rows) and dtypes of the arguments",
-    ]
-    facts += [
-        f"how {name!r} was encoded: names, ranges and categories of its columns"
-        for name in arguments.encodings
-    ]
-    facts += [
-        f"the means and standard deviations by which {name!r} is standardised, of "
-        f"{quoted(encoding.standardised_columns)}: known without the rows, or released "
-        "before at a price that is in the ledger and not in this statement"
-        for name, encoding in arguments.encodings.items()
-        if encoding.standardised_columns
-    ]
-    facts += [f"the argument {name!r}" for name in arguments.public]
-    facts += [
-        f"the argument {name!r} = {v!r}" for name, v in arguments.constants.items()
-    ]
-    facts += [
-        f"{array} that the model holds" for array in listed(prepared.graph.captured)
-    ]
-    held = listed(prepared.engine.captured)
-    facts += [f"{array} that the guide holds" for array in held]
-    facts += [
-        f"that at most {width} entries of a row of {name!r} are looked at, the largest"
-        for name, width in arguments.widths.items()
-    ]
-    if any(not part.is_fixed for part in prepared.parts):
-        facts.append("the grid on which norms of rows are counted")
-    else:
-        facts.append(
-            "the clipping norms, which must not be chosen by looking at the data"
-        )
-    return tuple(facts)

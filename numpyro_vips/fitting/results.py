@@ -6,6 +6,7 @@ rows once more.
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,17 +15,20 @@ import jax
 import numpy as np
 
 from numpyro_vips.accounting import Accountant
-from numpyro_vips.errors import UnusablePosteriorError
+from numpyro_vips.errors import UnusablePosteriorError, quoted
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.prepare import PreparedFit
-from numpyro_vips.fitting.pricing import PricedSteps, statement_of
+from numpyro_vips.fitting.pricing import PricedSteps
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.row_warnings import warnings_on_rows
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
+from numpyro_vips.fitting.step import events_of
 from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.privacy.statement import PrivacyStatement
 from numpyro_vips.result import PrivateVIResult
 
 
@@ -69,16 +73,7 @@ class FitResults:
         on_rows = warnings_on_rows(prepared, self.options, state, progress, of_engine)
         return PrivateVIResult(
             posterior=posterior,
-            privacy=statement_of(
-                prepared,
-                self.priced,
-                self.options,
-                accountant=self.accountant,
-                noise_source=self.noise_source,
-                platform=self.platform,
-                progress=progress,
-                remarks=on_rows,
-            ),
+            privacy=self.statement(progress, on_rows),
             engine=engine.name,
             plan=self.plan,
             settings=self.settings,
@@ -88,6 +83,44 @@ class FitResults:
             model=self.model,
             _for_row_queries=prepared.settings.for_row_queries,
             _programs=self.programs,
+        )
+
+    def statement(
+        self, progress: Progress, remarks: Sequence[str] = ()
+    ) -> PrivacyStatement:
+        """The guarantee of the fit, and what has been released of its rows so far.
+
+        Args:
+          progress: The steps with the norms that they clip to, as far as released.
+          remarks: What was found out about bounds and rows: a sentence or some each.
+        """
+        arguments = self.prepared.arguments
+        norms = tuple(
+            dict.fromkeys(
+                step.clipping_norm
+                for step in progress.steps
+                if not step.counted and step.clipping_norm is not None
+            )
+        )
+        if not self.options.private:
+            norms = (math.inf,)
+        return PrivacyStatement(
+            unit=self.prepared.graph.unit,
+            relation=self.options.sampling.relation,
+            sampling=self.options.sampling.scheme,
+            epsilon=self.priced.epsilon,
+            delta=self.priced.delta,
+            accountant=self.accountant,
+            events=events_of(progress.steps) if self.options.private else (),
+            noise_source=self.noise_source,
+            public=_public_facts(self.prepared),
+            clipping_norm=norms[0] if len(norms) == 1 else norms,
+            engine=self.prepared.engine.name,
+            platform=self.platform,
+            num_rows=arguments.public_num_rows,
+            num_rows_declared=arguments.num_rows_declared,
+            shares=progress.shares,
+            remarks=tuple(remarks),
         )
 
     def of_last(self, state: Any, progress: Progress) -> PrivateVIResult:
@@ -200,3 +233,46 @@ def _without_posterior(problems: Mapping[str, str], result: PrivateVIResult) -> 
         f"The fit ended without a usable posterior: {sites}. {charged}{change}; under "
         "DPVI also a smaller learning rate helps."
     )
+
+
+def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
+    """All that the privacy statement takes for public beside the number of rows.
+
+    Every one of them is what the caller has declared, or has let the model hold.
+    """
+    arguments = prepared.arguments
+    facts = [
+        "the model, its priors and plates, and every setting of the fit",
+        "the names, shapes (but for the number of rows) and dtypes of the arguments",
+    ]
+    facts += [
+        f"how {name!r} was encoded: names, ranges and categories of its columns"
+        for name in arguments.encodings
+    ]
+    facts += [
+        f"the means and standard deviations by which {name!r} is standardised, of "
+        f"{quoted(encoding.standardised_columns)}: known without the rows, or released "
+        "before at a price that is in the ledger and not in this statement"
+        for name, encoding in arguments.encodings.items()
+        if encoding.standardised_columns
+    ]
+    facts += [f"the argument {name!r}" for name in arguments.public]
+    facts += [
+        f"the argument {name!r} = {v!r}" for name, v in arguments.constants.items()
+    ]
+    facts += [
+        f"{array} that the model holds" for array in listed(prepared.graph.captured)
+    ]
+    held = listed(prepared.engine.captured)
+    facts += [f"{array} that the guide holds" for array in held]
+    facts += [
+        f"that at most {width} entries of a row of {name!r} are looked at, the largest"
+        for name, width in arguments.widths.items()
+    ]
+    if any(not part.is_fixed for part in prepared.parts):
+        facts.append("the grid on which norms of rows are counted")
+    else:
+        facts.append(
+            "the clipping norms, which must not be chosen by looking at the data"
+        )
+    return tuple(facts)

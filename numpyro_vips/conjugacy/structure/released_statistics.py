@@ -88,21 +88,46 @@ def labels_in(term: Term, statistic: Statistic, latents: Latents) -> Labels | No
     return tuple(part.labels[found[i]] for i in range(len(statistic.shape)))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FactorsInReleases:
+    """What decides when, and about which point, statistics are released.
+
+    Each is a set of names of posterior factors.
+
+    Attributes:
+      data_dependent: Local factors that depend on private rows.
+      centred: Global Gaussian factors whose statistics are about their current mean.
+      newton: Those of the centred factors that take Newton steps.
+      recentred: Factors whose statistics are about the means that a pilot has found.
+    """
+
+    data_dependent: frozenset[str]
+    centred: frozenset[str]
+    newton: frozenset[str]
+    recentred: frozenset[str] = frozenset()
+
+
 def find_statistics(
     terms: Sequence[Term],
     latents: Latents,
     factors: Mapping[str, PosteriorFactor],
-    factor_of: Mapping[str, str],
-    data_dependent: frozenset[str],
-    centred: frozenset[str],
-    newton: frozenset[str],
-    recentred: frozenset[str] = frozenset(),
+    in_releases: FactorsInReleases,
 ) -> tuple[Statistic, ...]:
-    """The statistics of the terms of a row, each term having exactly one."""
+    """The statistics of the terms of a row, each term having exactly one.
+
+    Args:
+      terms: Those of a row's log joint density.
+      latents: All latents, by name.
+      factors: The factors of the posterior, by name.
+      in_releases: Which of them decide when statistics are released, and about what.
+    """
+    factor_of = {name: g.name for g in factors.values() for name in g.latents}
     # What a product of latents adds elsewhere when it is taken about their means.
-    added = centring.mean_corrections(terms, factors, factor_of, centred)
+    added = centring.mean_corrections(terms, factors, factor_of, in_releases.centred)
     corrected = {global_part(term, latents).atoms for term in added}
-    gained = centring.origin_corrections(terms, factors, factor_of, recentred)
+    gained = centring.origin_corrections(
+        terms, factors, factor_of, in_releases.recentred
+    )
     moved = {global_part(term, latents).atoms for term in gained}
     found: dict[Any, tuple[GlobalPart, list[Term]]] = {}
     for term in (*terms, *added, *gained):
@@ -112,28 +137,28 @@ def find_statistics(
     # The general patterns first, so that special ones find them.
     ordered = sorted(found.values(), key=lambda entry: -len(entry[0].labels))
     kept: list[tuple[Statistic, list[Term]]] = []
-    for part, terms in ordered:
+    for part, of_part in ordered:
         for statistic, others in kept:
-            if labels_in(terms[0], statistic, latents) is not None:
-                others += terms
+            if labels_in(of_part[0], statistic, latents) is not None:
+                others += of_part
                 break
         else:
-            kept.append((_statistic(part, latents, factor_of), list(terms)))
+            kept.append((_statistic(part, latents, factor_of), list(of_part)))
     named: list[tuple[Statistic, list[Entry]]] = []
-    for rank, (statistic, terms) in enumerate(kept):
-        statistic = _summed_over(statistic, terms, latents)
+    for rank, (statistic, mine) in enumerate(kept):
+        statistic = _summed_over(statistic, mine, latents)
         name = statistic.name
         while any(name == other.name for other, _ in named):
             name += "′"  # The same latents, multiplied along other axes.
-        release = _release(terms, latents, factor_of, data_dependent)
+        release = _release(mine, latents, factor_of, in_releases.data_dependent)
         if release == "once" and any(
-            global_part(term, latents).atoms in corrected for term in terms
+            global_part(term, latents).atoms in corrected for term in mine
         ):
             release = "adaptive"
-        factors_of = [factor_of[latent] for latent in statistic.latents]
-        if release != "public" and len(factors_of) == 2 and {*factors_of} <= newton:
+        pair = [factor_of[latent] for latent in statistic.latents]
+        if release != "public" and len(pair) == 2 and {*pair} <= in_releases.newton:
             release = "refreshed"
-        entries = [_entry(term, statistic, latents) for term in terms]
+        entries = [_entry(term, statistic, latents) for term in mine]
         lower, upper = entry_range(entries, latents)
         statistic = dataclasses.replace(
             statistic,
@@ -143,7 +168,7 @@ def find_statistics(
             lower=lower,
             upper=upper,
             rank=rank,
-            recentred=any(global_part(term, latents).atoms in moved for term in terms),
+            recentred=any(global_part(term, latents).atoms in moved for term in mine),
         )
         named.append((statistic, entries))
     complete = []

@@ -8,7 +8,6 @@ terms, the functions in which a latent occurs name its exponential family.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections import defaultdict
@@ -37,6 +36,7 @@ from numpyro_vips.conjugacy.structure.posterior_factors import (
     find_posterior_factors,
 )
 from numpyro_vips.conjugacy.structure.released_statistics import (
+    FactorsInReleases,
     data_dependent_factors,
     find_statistics,
 )
@@ -110,19 +110,19 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
     terms = [term for _, is_row, term in site_terms if is_row]
     data_dependent = data_dependent_factors(terms, latents, factor_of)
     centred, newton = centring.centred_factors(terms, latents, factors, factor_of)
-    found = functools.partial(
-        find_statistics,
-        terms,
-        latents,
-        factors,
-        factor_of,
-        data_dependent,
-        centred,
-        newton,
+    in_releases = FactorsInReleases(
+        data_dependent=data_dependent, centred=centred, newton=newton
     )
-    statistics = found()
+    statistics = find_statistics(terms, latents, factors, in_releases)
     recentred = centring.recentred_factors(terms, latents, factors, factor_of, centred)
-    about_origins = found(recentred) if recentred else ()
+    about_origins = ()
+    if recentred:
+        about_origins = find_statistics(
+            terms,
+            latents,
+            factors,
+            dataclasses.replace(in_releases, recentred=recentred),
+        )
     if _can_be_recentred(statistics, about_origins):
         statistics = about_origins
     else:
