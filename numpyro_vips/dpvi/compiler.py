@@ -31,7 +31,7 @@ from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.posterior.kinks import hides_information
 from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
-from numpyro_vips.dpvi.posterior.row_information import Point
+from numpyro_vips.dpvi.posterior.row_information import Point, RowInformation
 from numpyro_vips.dpvi.program import DpviProgram, GradientInputs, ProgramOptions
 from numpyro_vips.dpvi.unconstrained_elbo import (
     UnconstrainedElbo,
@@ -333,14 +333,10 @@ def _noise_aware(
 
     globals_in_program = jax.tree.leaves(space.split(np.asarray(program.start)))
     solved = program.locals_of_rows
-    found = NoiseAware(
+    information = RowInformation(
         traced,
         inputs,
-        log_prior=lambda z: program.public_elbo.log_prior(z, {}),
-        space=space,
         num_read=num_read,
-        silent=_silent(elbo, traced, read),
-        prior_stddev=program.prior_scale,
         has_second_derivative=(solved is None or solved.sums_by_messages)
         and not hides_information(
             traced,
@@ -353,14 +349,20 @@ def _noise_aware(
         ),
     )
     check_derivatives(
-        found.information.of_row,
+        information.of_row,
         (program.start, np.eye(num_read, dtype=program.start.dtype)),
         program.row,
         density=traced,
         arguments=program.graph.arguments,
         what="model",
     )
-    return found
+    return NoiseAware(
+        information,
+        log_prior=lambda z: program.public_elbo.log_prior(z, {}),
+        space=space,
+        prior_stddev=program.prior_scale,
+        silent=_silent(elbo, traced, read),
+    )
 
 
 def _first_coordinates(

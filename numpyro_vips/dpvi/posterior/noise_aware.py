@@ -6,11 +6,10 @@ Normal posterior of all globals, see `score_likelihood.py`, in place of the guid
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64, Int
@@ -92,43 +91,28 @@ class NoiseAware:
 
     def __init__(
         self,
-        program: jex_core.ClosedJaxpr,
-        inputs: Callable[[Point, Mapping[str, Any]], list[Any]],
+        information: RowInformation,
         *,
         log_prior: Callable[[Point], Float[Array, ""]],
         space: UnconstrainedSpace,
-        num_read: int,
         prior_stddev: Float64[np.ndarray, " size"],
-        has_second_derivative: bool,
         silent: SilentDirections,
     ) -> None:
         """Traces nothing yet.
 
         Args:
-          program, inputs, num_read, has_second_derivative: See `RowInformation`.
+          information: That of single rows, in the globals that they depend on.
           log_prior: Log density of the unconstrained globals.
           space: The globals, those that rows depend on first.
           prior_stddev: How wide the prior is, by coordinate.
           silent: What no row says anything of.
         """
         self.silent, self.turning = silent
-        self.information = RowInformation(
-            program,
-            inputs,
-            num_read=num_read,
-            has_second_derivative=has_second_derivative,
-        )
-        # Far from where the rows are, second derivatives may have any sign.
-        self.second_moments = RowInformation(
-            program,
-            inputs,
-            num_read=num_read,
-            has_second_derivative=False,
-            name=SECOND_MOMENTS,
-        )
+        self.information = information
+        self.second_moments = information.second_moments(SECOND_MOMENTS)
         self._space = space
         self._prior_stddev = prior_stddev
-        self.num_read = num_read
+        self.num_read, _ = information.block.shape
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
         # Of the last releases that were asked for, as a posterior and what is known of
         # it both need it.

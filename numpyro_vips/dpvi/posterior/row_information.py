@@ -76,11 +76,26 @@ class RowInformation:
         """
         shape = (num_read, num_read)
         self.block = Block(name=name, shape=shape, symmetric=True, directions=num_read)
+        self._traced = program
         self._program = with_compared_maxima(program)
         self._inputs = inputs
         self._has_second_derivative = has_second_derivative
         self.of_row = jax.jit(self._matrix_of_row)
         self._of_rows = over_rows(self.of_row)
+
+    def second_moments(self, name: str) -> "RowInformation":
+        """The outer products of the same rows' gradients, as a block of another name.
+
+        Far from where the rows are, second derivatives may have any sign.
+        """
+        num_read, _ = self.block.shape
+        return RowInformation(
+            self._traced,
+            self._inputs,
+            num_read=num_read,
+            has_second_derivative=False,
+            name=name,
+        )
 
     def norms(
         self, point: Point, units: Units | None, rows: Mapping[str, Any]
