@@ -297,7 +297,7 @@ class GaussianMechanism:
           rng: Secure generator of the noise stream.
 
         Returns:
-          The noisy sums in float64, private from here on. A symmetric block stays
+          The noisy sums in float64, public from here on. A symmetric block stays
           symmetric: its upper triangle is taken, and the noise mirrored.
 
         Raises:
