@@ -19,6 +19,13 @@ def filter_epsilon(
     chosen adaptively (Feldman and Zrnic 2021). Which order ends up the best may then
     depend on the results, so the orders share delta by a union bound: half of it goes
     to the order that suits full batches, fixed by the budget, the rest to a few others.
+
+    Args:
+      events: All releases so far, with one relation.
+      epsilon, delta: The whole budget, by which the orders are chosen.
+
+    Returns:
+      The epsilon of the events at `delta`; it may be above the budget's.
     """
     orders, shares = _filter_orders(epsilon, delta)
     divergences = renyi_of_events(events, orders)

@@ -1,8 +1,8 @@
 """Effects z that rows know only times their scale: fitted as a = τ z.
 
-In a predictor μ + τ z[group] with z ~ Normal(0, 1), as LocScaleReparam makes it, rows
-say nothing of more of μ and less of all z, nor of a larger τ and smaller z, and how
-much less depends on where μ and τ are. In a = τ z the directions are the same
+In a predictor μ + τ z[group] with z ~ Normal(0, 1), as LocScaleReparam makes it, no row
+changes where μ is raised and all z are lowered, nor where τ grows and z shrinks, and by
+how much depends on where μ and τ are. In a = τ z the directions are the same
 everywhere, so that noise can be kept out of them (`gradients/silent_directions.py`),
 and no row depends on τ: nothing is released of it, as of the scale of any prior. It is
 the same model, and draws of z are a / τ.

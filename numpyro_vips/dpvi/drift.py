@@ -120,13 +120,13 @@ LARGEST_NOISY = 2.2
 # iterates is then within one of the place that they fluctuate about. Noise makes them
 # wander, so that few of them are independent, and where the log density bends within
 # their reach, that place itself is another. The first limit is reasoned. The second was
-# chosen on fits of logistic models that nothing repeats any more.
+# chosen on fits of logistic models that no benchmark repeats.
 LARGEST_FLUCTUATION = 10.0
 LARGEST_NOISY_FLUCTUATION = 5.0
 # Of a posterior that is made of the scores where iterates were: it is not where their
 # average is, and may be right where they fluctuate by more. This limit, and that of
-# small drifts, were chosen on fits of count, probit and ordered regressions that
-# nothing repeats any more.
+# small drifts, were chosen on fits of count, probit and ordered regressions that no
+# benchmark repeats.
 LARGEST_SCORED_FLUCTUATION = 10.0
 # Iterates that fluctuate by more deviations of such a posterior, near its mean, wander
 # with the noise, and two stretches of a random walk differ: no R̂ says more of them.
@@ -149,7 +149,7 @@ LARGEST_DISTANCE = 4.0
 LARGEST_DISTANCE_OF_COMPONENTS = 3.0
 
 
-def diagnostics_of(
+def drift_diagnostics(
     r_hat: Mapping[str, float] | None,
     fluctuation: Mapping[str, float],
     apart: Mapping[str, float],

@@ -123,8 +123,8 @@ class DpviEngine(Abilities):
             part of them.
           until_converged: Whether the fit is without noise and free to run until it has
             converged. With few globals, no parameters beside them and no settings that
-            say how to go, this is by Newton's method, see `without_noise.py`, and finds
-            a full-rank guide.
+            say how to go, this is by Newton's method, see `without_noise.py`, and the
+            default guide is full-rank.
           has_norms: Whether the caller gave clipping norms. Gradients then stay in the
             globals' own units.
 
@@ -459,9 +459,9 @@ class DpviEngine(Abilities):
           state: The state that was given to `bounded_sum`.
           released: Noisy sums of every block over the sampling rate, so that they
             estimate the sums over all rows. The information is kept for the posterior.
-          noise_stddev: Standard deviation of the noise in the entries of `released`;
-            not used by the optimiser, but for the posterior. Whether there is any
-            decides what drift counts as convergence.
+          noise_stddev: Standard deviation of the noise in the entries of `released`,
+            for the posterior, and in whose units the package's own optimiser takes
+            gradients. Whether there is any decides what drift counts as convergence.
           step_size: Factor on the optimiser's update.
           is_pilot: Not needed: the block of pilots has a name of its own.
           redraws: Whether rows were redrawn, so that the information is that of clipped

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Float64, Int, PRNGKeyArray
 
-from numpyro_vips.dpvi.drift import Drift, diagnostics_of
+from numpyro_vips.dpvi.drift import Drift, drift_diagnostics
 from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates
 from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
@@ -140,7 +140,7 @@ def drift_of_iterates(
       sizes: How many unconstrained numbers each global is, in the guide's order.
       stddev: The posterior's, of these numbers; empty with a guide of the user's own.
       normal: The posterior, where its mean is not the average of the iterates.
-      has_components: See `diagnostics_of`.
+      has_components: See `drift_diagnostics`.
     """
     drift = _with_iterates(state.drift, state.recent)
     if drift is None:
@@ -158,7 +158,7 @@ def drift_of_iterates(
         asked = (state.average.guide["loc"], state.score.place)
         away = _away(normal, np.stack([np.asarray(x, np.float64) for x in asked]))
         distance = largest_by_name(state.variational, sizes, away)
-    return diagnostics_of(
+    return drift_diagnostics(
         None if r_hat is None else largest_by_name(state.variational, sizes, r_hat),
         largest_by_name(state.variational, sizes, fluctuation),
         largest_by_name(state.variational, sizes, apart),

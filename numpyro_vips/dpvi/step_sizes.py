@@ -10,7 +10,11 @@ LONGEST_STEP = 2.0
 
 
 def default_num_steps(*, is_private: bool) -> int:
-    """The number of steps, if the caller leaves it open; `is_private` if noisy."""
+    """The number of steps, if the caller leaves it open.
+
+    Args:
+      is_private: Whether there is noise.
+    """
     return DEFAULT_STEPS if is_private else DEFAULT_STEPS_WITHOUT_NOISE
 
 

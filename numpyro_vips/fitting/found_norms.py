@@ -21,14 +21,14 @@ from numpyro_vips.fitting.step import Step
 from numpyro_vips.privacy.releases import SQUARES, Kept
 
 # From parts of the joint vector whose rows noise hides, and their noisy counts, to the
-# norms that priors say; see `prior_norms`.
+# norms that priors draw; see `prior_norms`.
 NormsOfPriors = Callable[
     [Sequence[NormPart], Mapping[str, NoisyCounts]], Mapping[str, float]
 ]
 
 
 class FoundNorms(NamedTuple):
-    """What histograms of norms have said so far.
+    """What histograms of norms have found so far.
 
     Attributes:
       norms: By part; those that noise hides have that of rows of unit size, or of rows
@@ -69,7 +69,7 @@ class NormHistogram:
         return self.steps[self.number + 1 :]
 
     def known(self, norms: Mapping[str, float]) -> dict[str, float]:
-        """Norms by part: those of rows of unit size, where histograms said none."""
+        """Norms by part: those of rows of unit size, where histograms found none."""
         units = {part.name: part.reference for part in self.parts if not part.is_late}
         return units | dict(norms)
 
@@ -119,7 +119,7 @@ def found_norms(
     Args:
       histogram: The step.
       counts: Its noisy counts, by part.
-      norms: What histograms before it said, by part.
+      norms: What histograms before it have found, by part.
       num_rows: Public number of rows.
       expected_squares: See `ClippingNorms.expected_squares`.
       of_priors: See `prior_norms`.
@@ -138,7 +138,7 @@ def found_norms(
     released = {
         part.name: NoisyCounts(counts[part.name], counted.noise_stddev(part))
         for part in never
-        # Of rows about another point those that priors draw say nothing.
+        # Rows that priors draw show no norms about another point.
         if not step.recentres
     }
     priors = of_priors(never, released)
@@ -258,7 +258,7 @@ def clipped_to(
 
     Args:
       histogram: The step.
-      norms: By part, of those of which a histogram has said something.
+      norms: By part, of those of which a histogram has found one.
     """
     known = histogram.known(norms)
     for part in (part for step in histogram.later for part in step.parts):

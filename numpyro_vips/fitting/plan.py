@@ -50,7 +50,7 @@ class Plan:
         `released` ("public", "once", "refreshed", "adaptive" or "information", which is
         for intervals), `bound` (where its norm comes from:
         "structure", "histogram" or "clipping_norm="), `clipping_norm` and
-        `sensitivity`, both None until a histogram has said.
+        `sensitivity`, both None until a histogram has found the norm.
       reasons: By site, why VIPS cannot run the model; empty if it can, or if
         another engine was asked for.
       schedule: One entry per kind of step. `share` is its part of Σ 1/σ² over all

@@ -30,7 +30,7 @@ class Progress:
 
     Attributes:
       steps: The schedule; later steps clip to the norms that were released.
-      norms: The norms that histograms said, by part.
+      norms: The norms that histograms have found, by part.
       unseen: Parts of which no bin of any histogram stood out of the noise so far.
       balanced: Whether what steps report on are contributions that add up to about zero
         at the optimum; see `NormPart`.
@@ -46,7 +46,7 @@ class Progress:
     def after_histogram(
         self, histogram: NormHistogram, found: FoundNorms
     ) -> "Progress":
-        """Progress after a step whose histogram has said these norms."""
+        """Progress after a step whose histogram has found these norms."""
         steps = clipped_to(histogram, found.norms)
         counted = {part.name for part in histogram.step.counted}
         # A norm that was found before stays, where a later histogram shows nothing.

@@ -205,7 +205,7 @@ class _Planner:
         self._refreshes = self._refreshes_after(after) | self._recentrings
 
     def _unknown_of(self, names: Collection[str]) -> list[NormPart]:
-        """The parts with some of these blocks of which a histogram is to say a norm."""
+        """The parts with some of these blocks whose norm a histogram is to find."""
         return [part for part in self._unknown if set(names) & set(part.blocks)]
 
     def _refreshes_after(self, fractions: Sequence[float]) -> frozenset[int]:
@@ -256,7 +256,7 @@ class _Planner:
     def release_pilots(self) -> float:
         """Pilots of what is released a single time, about points that they find.
 
-        After each a histogram says the norms about its point.
+        After each a histogram finds the norms about its point.
 
         Returns:
           Their share without these histograms, 0.0 where there are none.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -89,6 +90,11 @@ def unmasked_in_support(fn: Distribution, value: Any) -> jax.Array:
         elif isinstance(wrapper, dist.MaskedDistribution):
             inside |= ~jnp.asarray(wrapper._mask)
     return inside
+
+
+def has_traced_bounds(support: Any) -> bool:
+    """Whether bounds are only known in a run: computed by JAX, or other latents."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -64,8 +64,8 @@ def beside(two: Trace, three: Trace, *kinds: str) -> str:
 
     Args:
       two, three: The model's traces on so many rows.
-      kinds: The kinds of meetings that are told. A total may be that of a density, and
-        a row is also picked by an index.
+      kinds: The kinds of meetings that are reported. A total may be that of a density,
+        and a row is also picked by an index.
     """
     meeting = first_meeting(*(without_dead_code(t.closed) for t in (two, three)))
     if meeting is None or meeting.kind not in kinds:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.core
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +20,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import (
     Distributed,
     check_parameters,
+    has_traced_bounds,
     in_support,
     shape_as_written,
     take_apart,
@@ -133,11 +133,6 @@ class _Noted:
     plate_names: tuple[str, ...]
 
 
-def _has_tracers(support: Any) -> bool:
-    """Whether a bound is a variable of a trace."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support))
-
-
 class Trace:
     """The model's program on `count` abstract rows.
 
@@ -190,7 +185,9 @@ class Trace:
 
     def _with_known_bounds(self, sites: dict[str, TracedSite]) -> dict[str, TracedSite]:
         """The sites, with numbers for bounds that JAX computes of constants alone."""
-        unclear = [name for name, site in sites.items() if _has_tracers(site.support)]
+        unclear = [
+            name for name, site in sites.items() if has_traced_bounds(site.support)
+        ]
         if not unclear:
             return sites
 

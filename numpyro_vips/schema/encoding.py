@@ -78,7 +78,7 @@ class Encoding(abc.ABC):
     # It must not raise where the caller has asked NumPy to: that depends on a cell.
     @np.errstate(all="ignore")
     def encode(self, frame: Any) -> Float[np.ndarray, "rows columns"]:
-        """The table's columns as numbers, as public as the table is.
+        """The table's columns as numbers, as private as the table is.
 
             >>> import numpyro_vips as nv
             >>> schema = nv.Schema(age=nv.Bounded(0, 120), ill=nv.Binary("no", "yes"))

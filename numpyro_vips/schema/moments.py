@@ -165,7 +165,7 @@ def sums_of_rows(
     }
 
 
-def read(
+def read_moments(
     noisy: Mapping[str, Float64[np.ndarray, " columns"]],
     mechanism: GaussianMechanism,
     num_rows: int,
@@ -217,7 +217,7 @@ def read(
     return found
 
 
-def released(
+def release_moments(
     places: Float[np.ndarray, "rows columns"],
     columns: Mapping[str, Interval],
     *,
@@ -273,7 +273,7 @@ def released(
         )
     noisy = mechanism.add_noise(sums_of_rows(places), random.noise)
     return PrivateMoments(
-        moments=read(noisy, mechanism, public_rows, columns),
+        moments=read_moments(noisy, mechanism, public_rows, columns),
         columns=dict(columns),
         privacy=PrivacyStatement(
             unit=unit,

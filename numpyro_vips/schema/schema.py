@@ -13,7 +13,7 @@ from numpyro_vips.schema.columns import Column, Intercept, Interval
 from numpyro_vips.schema.design import Design, design_of
 from numpyro_vips.schema.encoding import INTERCEPT, ColumnProduct, Encoding
 from numpyro_vips.schema.files import opened
-from numpyro_vips.schema.moments import PrivateMoments, released
+from numpyro_vips.schema.moments import PrivateMoments, release_moments
 
 
 class Schema(Encoding, Mapping[str, Column]):
@@ -217,7 +217,7 @@ class Schema(Encoding, Mapping[str, Column]):
         places = [column.place(frame, name) for name, column in columns.items()]
         if len({*map(len, places)}) > 1:
             raise ValueError("Expected the columns of the table to have one length.")
-        return released(
+        return release_moments(
             np.stack(places, axis=1),
             columns,
             budget=budget,

@@ -12,7 +12,7 @@ import pytest
 from _fits import vi_of
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.drift import Drift, diagnostics_of
+from numpyro_vips.dpvi.drift import Drift, drift_diagnostics
 
 
 def drift_of(iterates: np.ndarray) -> Drift:
@@ -46,7 +46,7 @@ def test_blocks_are_those_of_the_late_iterates():
 
 def test_few_steps_say_nothing():
     assert drift_of(np.zeros((10, 1))).r_hat() is None
-    found = diagnostics_of(None, {}, {}, num_steps=10, is_private=True)
+    found = drift_diagnostics(None, {}, {}, num_steps=10, is_private=True)
     assert not found["converged"]
     assert "too few" in found["warnings"][0]
 
@@ -55,8 +55,8 @@ def test_the_limit_is_higher_under_noise():
     settings: Any = {"r_hat": {"w": 1.5, "b": 1.0}, "num_steps": 100}
     settings["fluctuation"] = {"w": 4.0, "b": 1.0}
     settings["apart"] = {"w": 5.0, "b": 0.0}
-    assert diagnostics_of(**settings, is_private=True)["converged"]
-    found = diagnostics_of(**settings, is_private=False)
+    assert drift_diagnostics(**settings, is_private=True)["converged"]
+    found = drift_diagnostics(**settings, is_private=False)
     assert not found["converged"]
     assert "'w'" in found["warnings"][0]
     assert "'b'" not in found["warnings"][0]
@@ -69,11 +69,11 @@ def test_iterates_that_go_to_and_fro_have_not_converged():
     fluctuation = dict(zip("ab", drift.fluctuation().tolist(), strict=True))
     settings: Any = {"r_hat": {"a": 1.0, "b": 1.0}, "fluctuation": fluctuation}
     settings["apart"] = {"a": 0.0, "b": 0.0}
-    found = diagnostics_of(**settings, num_steps=200, is_private=False)
+    found = drift_diagnostics(**settings, num_steps=200, is_private=False)
     assert not found["converged"]
     assert "'b' went to and fro" in found["warnings"][0]
     # Noise drives iterates, and so far that the average is not near either.
-    found = diagnostics_of(**settings, num_steps=200, is_private=True)
+    found = drift_diagnostics(**settings, num_steps=200, is_private=True)
     assert not found["converged"]
     assert "'b' went to and fro" in found["warnings"][0]
     assert found["fluctuation"] == fluctuation
@@ -103,13 +103,13 @@ def test_a_posterior_made_of_scores_is_not_where_iterates_wander(
         "apart": {"w": fluctuation * math.sqrt(max(r_hat**2 - 1.0, 0.0))},
         "num_steps": 200,
     }
-    found = diagnostics_of(**settings, distance={"w": distance}, is_private=True)
+    found = drift_diagnostics(**settings, distance={"w": distance}, is_private=True)
     assert found["converged"] == (warning is None)
     assert [warning in text for text in found["warnings"] if warning] == (
         [] if warning is None else [True]
     )
     # One that is their average may be as far off as they are.
-    found = diagnostics_of(**settings, is_private=True)
+    found = drift_diagnostics(**settings, is_private=True)
     assert found["converged"] == (r_hat < 2.2 and fluctuation < 5.0)
 
 
@@ -128,8 +128,8 @@ def test_of_components_small_drifts_and_distances_count(
         "is_private": True,
         "distance": {"w": distance},
     }
-    assert diagnostics_of(**settings)["converged"]
-    (text,) = diagnostics_of(**settings, has_components=True)["warnings"]
+    assert drift_diagnostics(**settings)["converged"]
+    (text,) = drift_diagnostics(**settings, has_components=True)["warnings"]
     assert words in text
 
 

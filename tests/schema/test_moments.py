@@ -20,7 +20,7 @@ from numpyro_vips.schema.moments import (
     PLACES,
     SQUARES,
     mechanism_of,
-    read,
+    read_moments,
     sums_of_rows,
 )
 
@@ -113,11 +113,11 @@ def test_the_noise_is_that_of_the_statement(monkeypatch):
                 for block in mechanism.blocks
             }
         )
-        return read(noisy, mechanism, *rest)
+        return read_moments(noisy, mechanism, *rest)
 
     places = [column.place(people, name) for name, column in BOUNDED.items()]
     exact = sums_of_rows(np.stack(places, axis=1))
-    monkeypatch.setattr(module, "read", reading)
+    monkeypatch.setattr(module, "read_moments", reading)
     runs = 1000
     released = [of_table(people) for _ in range(runs)]
     (event,) = released[0].privacy.events

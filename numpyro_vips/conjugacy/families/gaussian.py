@@ -103,10 +103,9 @@ class Normal(Family):
     def project_to_widen(self, data: Moments, noise: Moments) -> NewMoments:
         """The released share moved to where it is legal, without a ridge.
 
-        A ridge would draw every coefficient towards zero.
-
-        It is there for directions in which rows say less than noise. `widened` knows of
-        these, and leaves them to the prior.
+        `project` has one for directions in which rows say less than noise, and it draws
+        every coefficient towards zero. `widened` knows of these directions, and leaves
+        them to the prior.
         """
         prior = {s: jnp.zeros_like(value) for s, value in data.items()}
         return self._projected(prior, data, noise, room=0.0)

@@ -30,8 +30,8 @@ columns rows    ε    ratio  VIPS   DPVI
 
 These are the tables of `benchmarks/vips_paper.py`, of one or two splits; with 109 and
 92 columns, of `benchmarks/adult.py` and `benchmarks/frontier.py`. Up to a ratio of 10
-VIPS is ahead or level, and from 12 on it is DPVI. The numbers of 1,000 columns are
-older: steps were not held back yet, see `m_step`.
+VIPS is ahead or level, and from 12 on it is DPVI. Those of 1,000 columns were measured
+with steps that nothing holds back, see `newton_targets`.
 
 Where it is small, more of the budget for the curvature still makes intervals narrower,
 as they allow for all that it may be, up to nothing. Logistic regressions at ε = 1,

@@ -3,12 +3,12 @@
 In a predictor a[group] + b x VIPS releases, once, the products of all that coefficients
 are multiplied by: one number for each group and column, and one for each pair of groups
 where there are two kinds of them, as schools and teachers. In a[group] + b[group] x
-there are three for each group. Few rows stand behind each,
-and the noise of all of them together bends the matrix that effects are solved with. In
-μ + a[group] rows say nothing of more of μ and less of all a, and noise looks as if they
-did. Under DPVI a row's gradient has one number for each effect. What is noise for
-certain is taken out of it (`silent_directions.py`), and groups go together to where
-rows are (`prior_coordinates.py`).
+there are three for each group. Few rows stand behind each, and the noise of all of them
+together distorts the matrix that effects are solved with. In μ + a[group] raising μ and
+lowering all a changes no row, but noise moves the fit in that direction. Under DPVI a
+row's gradient has one number for each effect. What is noise for certain is taken out of
+it (`silent_directions.py`), and groups go together to where rows are
+(`prior_coordinates.py`).
 
 Effects alone, without other coefficients, stay with VIPS: its sums are those of the
 groups then. So do models with many rows in each group, which its noise does not hide.

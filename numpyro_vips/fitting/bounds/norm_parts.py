@@ -8,8 +8,8 @@ The first of these that applies:
    that has encoded a row can make of one.
 3. A private histogram of the norms of all rows, see `norm_histogram`. It is paid for,
    and repeated where norms depend on the globals.
-4. Where no bin of the histogram stands out of its noise, as with few rows: synthetic
-   rows of unit size.
+4. Where no bin of the histogram stands out of its noise, as with few rows: rows that
+   the priors draw, see `prior_norms`, or under DPVI synthetic rows of unit size.
 """
 
 import dataclasses
@@ -152,7 +152,7 @@ def _parts_of_statistics(
 
     Args:
       engine, graph: See `norm_parts`.
-      trial: What tells norms of synthetic rows.
+      trial: What computes norms of synthetic rows.
       rows, typical: Typical rows, and their norms by block.
     """
     num_rows, most_columns = graph.arguments.public_num_rows, _most_columns(graph)
@@ -197,7 +197,7 @@ def _together_from_the_start(
 ) -> list[Together]:
     """What shares a norm once its columns are counted, where these are not too many.
 
-    Norms that the structure says are not counted, nor are their columns.
+    Norms that the structure bounds are not counted, nor are their columns.
     """
     fixed = {name for part in parts if part.is_fixed for name in part.blocks}
     shared = [

@@ -231,10 +231,12 @@ class _Drawing(Messenger):
     def __init__(
         self, wanted: Sequence[Site], sites: Sequence[Site], key: jax.Array
     ) -> None:
-        """Args:
-        wanted: The sites that are drawn.
-        sites: All sites of a row, by whose number they have keys of their own.
-        key: What these are made of.
+        """Draws nothing yet.
+
+        Args:
+          wanted: The sites that are drawn.
+          sites: All sites of a row, by whose number they have keys of their own.
+          key: What these are made of.
         """
         self._wanted = {site.name: site for site in wanted}
         self._number = {site.name: number for number, site in enumerate(sites)}

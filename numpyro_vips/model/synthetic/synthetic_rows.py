@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.core
 import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.distributions import has_traced_bounds
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.handler_stack import alone_with_handlers
 
@@ -167,7 +167,7 @@ def synthetic_latents(
     rng = np.random.default_rng(seed)
     sites = {site.name: site for site in graph.sites.values() if site.is_latent}
     supports = {name: site.support for name, site in sites.items()}
-    if any(map(_has_traced_bounds, supports.values())):
+    if any(map(has_traced_bounds, supports.values())):
         with alone_with_handlers(), _InSupport(sites, rng):
             messages = graph.run(synthetic_rows(graph.arguments, count, seed), {})
         return {name: np.asarray(messages[name]["value"]) for name in sites}
@@ -176,11 +176,6 @@ def synthetic_latents(
         shape = [count if i == site.row_axis else n for i, n in enumerate(site.shape)]
         latents[name] = _in_support(site, supports[name], tuple(shape), rng)
     return latents
-
-
-def _has_traced_bounds(support: Any) -> bool:
-    """Whether bounds are only known in a run: computed by JAX, or other latents."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support))
 
 
 def _in_support(

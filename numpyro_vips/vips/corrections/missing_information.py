@@ -35,7 +35,7 @@ from numpyro_vips.vips.steps.statistic_coordinates import Vector
 Choice = Bool[np.ndarray, " coordinates"]
 Covariance = Float64[np.ndarray, "coordinates coordinates"]
 # A vector of coordinates for each direction.
-Columns = Float64[np.ndarray, "coordinates directions"]
+ByDirection = Float64[np.ndarray, "coordinates directions"]
 
 
 def load_optimizers() -> None:
@@ -309,7 +309,9 @@ class _Slopes:
       most_missing: What larger ones are taken for, as far as widths go.
     """
 
-    def __init__(self, of_natural: Covariance, root: Columns, answered: Columns):
+    def __init__(
+        self, of_natural: Covariance, root: ByDirection, answered: ByDirection
+    ):
         self.of_natural = of_natural
         self.most_missing = _MOST_MISSING
         both = root.T @ answered

@@ -1,7 +1,7 @@
 """The posterior of the latents of rows that the caller may see, and their bound.
 
 Everything comes from the released posterior of the globals and from these rows alone:
-test rows, or the caller's own. Nothing here is private, so nothing here is ever used
+test rows, or the caller's own. No noise is added here, so nothing here is ever used
 during a fit.
 """
 
