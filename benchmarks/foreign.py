@@ -275,11 +275,11 @@ def table(records: dict[str, Any], references: dict[str, Any]) -> str:
         f"{len(inside)} of {len(records)} models have a private posterior. Without "
         f"noise the means of {np.sum(errors < 0.3)} of {len(errors)} "
         f"({100 * np.mean(errors < 0.3):.0f} %) are within 0.3 reference sds "
-        f"and of {np.sum(errors < 1)} within 1; {len(silent)} of the "
-        "others neither warn nor name a bound. "
+        f"and of {np.sum(errors < 1)} within 1. Models with a larger error that "
+        f"neither warn nor name a bound: {len(silent)}. "
         f"Private 90 % intervals hold {100 * np.mean(inside):.0f} % of the reference "
-        f"means in the mean over models. {len(GALLERY) - len(records)} more models are "
-        "in the gallery and have no record yet."
+        "means in the mean over models. Models of the gallery without a record: "
+        f"{len(GALLERY) - len(records)}."
     )
     counts += _on_progress(records) + _on_explain(private)
     found = "\n".join(lines) + "\n\n" + counts
@@ -303,9 +303,10 @@ def _on_progress(records: dict[str, Any]) -> str:
     if not shares:
         return ""
     return (
-        f" Of {len(shares)} models with {_MANY_ROWS} rows or more, a prior away "
-        "from the reference and a record of it, "
-        f"{100 * np.mean(shares):.0f} % of the private means are at least half way."
+        f" In {len(shares)} models with {_MANY_ROWS} rows or more, where the "
+        "reference is more than two of its sds away from the prior's median, "
+        f"{100 * np.mean(shares):.0f} % of the private means are at least half way "
+        "from the one to the other."
     )
 
 
