@@ -21,7 +21,7 @@ from numpyro_vips.model.facts.axis_labels import AxisLabels
 _MOST_ROWS = 12
 # Which part of the prior's width is left where rows have said next to nothing. Noise in
 # what they say may make it narrower by a little.
-_UNHEARD = 0.95
+_AS_WIDE_AS_PRIOR = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,18 +109,18 @@ class Uncertainty:
                 yield label, *(f"{n:.3g}" for n in numbers), f"{share[index]:.0%}"
 
 
-def on_unheard(heard: Mapping[str, float]) -> Iterable[str]:
+def on_widths_of_prior(widths: Mapping[str, float]) -> Iterable[str]:
     """What follows where the posterior is the prior.
 
     Of some globals rows may have nothing to say. Where this is so of all, noise hides
     it, and the result looks like one.
 
     Args:
-      heard: By site, the smallest width of its entries over that of the prior.
+      widths: By site, the smallest width of its entries over that of the prior.
     """
-    if heard and min(heard.values()) > _UNHEARD:
+    if widths and min(widths.values()) > _AS_WIDE_AS_PRIOR:
         yield (
-            f"Noise hides what the rows say of {quoted(heard)}: the "
+            f"Noise hides what the rows say of {quoted(widths)}: the "
             "posterior is about the prior. What helps: columns scaled to about -1 to 1 "
             "by public constants, if they are not yet; more rows, a larger epsilon or "
             "tighter priors."

@@ -17,7 +17,7 @@ from numpyro_vips.uncertainty import (
     KnowsItsParts,
     Uncertainty,
     VarianceParts,
-    on_unheard,
+    on_widths_of_prior,
 )
 
 Y = np.random.default_rng(0).normal(1.0, 0.5, 2000).astype(np.float32)
@@ -132,7 +132,7 @@ def test_without_noise_all_is_due_to_the_data_whichever_the_engine() -> None:
 
 def test_a_posterior_that_is_the_prior_is_said_to_be() -> None:
     """Where rows have something to say of one global, others may well be unknown."""
-    assert list(on_unheard({"w": 1.0, "s": 0.9})) == []
-    (text,) = on_unheard({"w": 0.999, "s": 1.02})
+    assert list(on_widths_of_prior({"w": 1.0, "s": 0.9})) == []
+    (text,) = on_widths_of_prior({"w": 0.999, "s": 1.02})
     assert text.startswith("Noise hides what the rows say of 'w', 's': the posterior")
-    assert list(on_unheard({})) == []
+    assert list(on_widths_of_prior({})) == []

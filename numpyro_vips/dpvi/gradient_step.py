@@ -47,7 +47,7 @@ def stepped(
     coordinates = state.coordinates
     in_globals = released
     if coordinates is not None:
-        released = {**released, "loc": coordinates.heard(released["loc"])}
+        released = {**released, "loc": coordinates.without_silent(released["loc"])}
         in_globals = {**released, "loc": released["loc"] @ coordinates.inverse}
     gradient = elbo_gradient(compiled, state.variational, draws, in_globals)
     # Noise may have led where the prior overflows: such coordinates stay put.

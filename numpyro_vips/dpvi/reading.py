@@ -30,7 +30,7 @@ from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 from numpyro_vips.errors import quoted
 from numpyro_vips.posterior import Posterior
-from numpyro_vips.uncertainty import on_unheard
+from numpyro_vips.uncertainty import on_widths_of_prior
 
 # How many times as wide as rows alone would make them intervals are from which on the
 # log density of components bends within them. Below it drifts are as harmless as
@@ -95,7 +95,7 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
         diagnostics["excess"] = None if excess is None else excess.factor
         assert compiled.noise_aware is not None
         widths = compiled.noise_aware.widths_over_prior(normal)
-        texts = [*on_hidden(ratio), *on_unheard(_least(widths, sizes))]
+        texts = [*on_hidden(ratio), *on_widths_of_prior(_least(widths, sizes))]
         texts += _on_excess(excess, state, sizes)
         return _warned({**diagnostics, "width_ratio": ratio}, texts)
     log_scale = state.average.guide.get("log_scale", np.zeros(0))

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.special import softmax
 
-from numpyro_vips.uncertainty import on_unheard
+from numpyro_vips.uncertainty import on_widths_of_prior
 from numpyro_vips.vips.corrections.reading import ObservedSums
 from numpyro_vips.vips.description import bounds_at, warnings_of
 from numpyro_vips.vips.program.program import ConjugateProgram
@@ -96,7 +96,10 @@ def diagnostics_of(
         "undecided": undecided_globals(program, parameters),
         "bounds": {site: bound for site, bound in bounds.items() if bound},
     }
-    return {**found, "warnings": [*warnings_of(program, found), *on_unheard(widths)]}
+    return {
+        **found,
+        "warnings": [*warnings_of(program, found), *on_widths_of_prior(widths)],
+    }
 
 
 def undecided_globals(

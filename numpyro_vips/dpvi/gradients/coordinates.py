@@ -85,8 +85,11 @@ class GradientCoordinates(NamedTuple):
         found = GradientCoordinates.of_globals(grown, silent, dtype)
         return found._replace(growth=growth)
 
-    def heard(self, gradient: Float[Array, " read"]) -> Float[Array, " read"]:
-        """A noisy gradient in u without what is noise for certain."""
+    def without_silent(self, gradient: Float[Array, " read"]) -> Float[Array, " read"]:
+        """A noisy gradient in u without its part along silent directions.
+
+        No row has a gradient there, so that part is noise for certain.
+        """
         silent = jnp.asarray(self.silent)
         return gradient - silent @ (silent.T @ gradient)
 
@@ -95,8 +98,8 @@ class GradientCoordinates(NamedTuple):
         silent = np.asarray(self.silent, np.float64)
         if not silent.shape[1]:
             return information
-        heard = np.eye(len(silent)) - silent @ silent.T
-        matrix = heard @ information.matrix @ heard
+        projection = np.eye(len(silent)) - silent @ silent.T
+        matrix = projection @ information.matrix @ projection
         return information._replace(matrix=matrix, silent=silent)
 
     def whitened(

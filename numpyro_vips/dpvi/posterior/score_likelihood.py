@@ -17,7 +17,7 @@ than it is, I⁻¹ḡ goes too far. The iterates, which a new score corrects at 
 do not. So in directions in which noise hides the information the posterior's mean is
 the average of the iterates, and its width alone is as above. But iterates that follow
 nothing but noise say nothing: where as much information as so few rows can have would
-not be heard beside the prior, the mean is as above too, which is the prior's.
+make no difference beside the prior, the mean is as above too, which is the prior's.
 
 Nothing but released numbers and their noise levels enters.
 """
@@ -38,7 +38,7 @@ from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     known_precision,
     rows_information,
-    share_heard,
+    share_from_rows,
     share_known,
 )
 
@@ -156,9 +156,9 @@ def normal_of(
     normal = with_its_intervals(log_joint, normal, draws)
     # Afterwards, as hyperparameters must not answer to how hidden means are held.
     hidden = 1.0 - share_known(found, information)
-    heard = share_heard(found, information, prior_precision, score.variance)
+    from_rows = share_from_rows(found, information, prior_precision, score.variance)
     loc = normal.loc.copy()
-    loc[:num_read] += found.matrix(hidden * heard) @ (start.loc - loc)[:num_read]
+    loc[:num_read] += found.matrix(hidden * from_rows) @ (start.loc - loc)[:num_read]
     normal = normal._replace(loc=loc)
     root = np.linalg.inv(normal.tril)
     without_noise = root.T @ root

@@ -35,7 +35,7 @@ from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     Spectrum,
     rows_information,
-    share_heard,
+    share_from_rows,
     share_known,
 )
 from numpyro_vips.vips.steps.newton_steps import Target
@@ -102,8 +102,8 @@ class _Known(NamedTuple):
           limit: See `Information.limit`, of this vector.
         """
         information = self.information._replace(limit=limit)
-        heard = share_heard(self.found, information, self.prior, self.variance)
-        shares = (1.0 - share_known(self.found, information)) * heard
+        from_rows = share_from_rows(self.found, information, self.prior, self.variance)
+        shares = (1.0 - share_known(self.found, information)) * from_rows
         hidden = self.found.matrix(shares)
         return self.units.root @ (hidden @ (self.units.inverse @ slope))
 
@@ -225,8 +225,8 @@ def _units(
     matrix = expected[np.ix_(read, read)] / np.outer(alone, alone)
     silent = _silent(target.silent, read, np.diag(alone))
     if silent is not None and silent.shape[1] < len(read):
-        heard = np.eye(len(read)) - silent @ silent.T
-        matrix = heard @ matrix @ heard
+        projection = np.eye(len(read)) - silent @ silent.T
+        matrix = projection @ matrix @ projection
         size = np.trace(matrix) / (len(read) - silent.shape[1])
         matrix = matrix + size * silent @ silent.T
     values, axes = np.linalg.eigh(matrix)

@@ -103,9 +103,9 @@ class Information(NamedTuple):
             found = (own**2).T @ variance @ own**2
         if self.silent is None:
             return found
-        heard = 1.0 - np.clip(np.sum((self.silent.T @ axes) ** 2, axis=0), 0.0, 1.0)
-        heard[heard < _ROUNDING] = 0.0
-        return found * np.outer(heard, heard)
+        outside = 1.0 - np.clip(np.sum((self.silent.T @ axes) ** 2, axis=0), 0.0, 1.0)
+        outside[outside < _ROUNDING] = 0.0
+        return found * np.outer(outside, outside)
 
 
 class Spectrum(NamedTuple):
@@ -160,7 +160,7 @@ def share_known(
     return np.where(total > 0, found.values**2 / np.where(total > 0, total, 1.0), 0.0)
 
 
-def share_heard(
+def share_from_rows(
     found: Spectrum,
     information: Information,
     prior_precision: Float64[np.ndarray, "..."],

@@ -89,11 +89,11 @@ class Target(NamedTuple):
           place: Where the step begins. It stays there along these directions.
           silent: They, as orthonormal columns.
         """
-        heard = np.eye(len(silent)) - silent @ silent.T
+        projection = np.eye(len(silent)) - silent @ silent.T
         return self._replace(
-            mean=place + (self.mean - place) @ heard,
-            residual=self.residual @ heard,
-            curvature=heard @ self.curvature @ heard,
+            mean=place + (self.mean - place) @ projection,
+            residual=self.residual @ projection,
+            curvature=projection @ self.curvature @ projection,
             silent=silent,
         )
 

@@ -43,15 +43,15 @@ def need_several_pilots(
       num_rows: Public number of rows.
     """
     factors = program.structure.posterior_factors
-    heard = {
+    candidates = {
         name
         for name in names
         if _FEWEST_ROWS <= num_rows / math.prod(factors[name].shape) <= _MOST_ROWS
     }
     # A flat prior says nothing of where they are.
-    if heard & program.structure.flat:
+    if candidates & program.structure.flat:
         return True
-    return bool(heard) and _distance(program.graph) > _DISTANT
+    return bool(candidates) and _distance(program.graph) > _DISTANT
 
 
 def _distance(graph: ModelGraph) -> float:

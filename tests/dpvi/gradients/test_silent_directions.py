@@ -185,9 +185,9 @@ def test_what_is_noise_for_certain_is_taken_out() -> None:
     units = np.diag([1.0, 2.0, 1.0])
     coordinates = GradientCoordinates.of_globals(units, silent, np.float64)
     noise = jnp.asarray(np.random.default_rng(1).normal(size=3))
-    heard = np.asarray(coordinates.heard(noise))
+    left = np.asarray(coordinates.without_silent(noise))
     # In the globals: g = (Uᵀ)⁻¹ of the gradient in the coordinates.
-    np.testing.assert_allclose(silent.T @ coordinates.inverse @ heard, 0.0, atol=1e-6)
+    np.testing.assert_allclose(silent.T @ coordinates.inverse @ left, 0.0, atol=1e-6)
     matrix = np.eye(3)
     found = coordinates.of_rows(Information(matrix, 1.0))
     there = coordinates.inverse @ found.matrix @ coordinates.inverse

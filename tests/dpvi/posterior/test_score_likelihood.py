@@ -177,7 +177,7 @@ def test_directions_hidden_by_noise_stay_where_the_iterates_are():
 @pytest.mark.parametrize(
     ("limit", "least", "most"), [(20.0, 0.0, 0.1), (1e6, 0.9, 1.0)]
 )
-def test_iterates_count_if_so_many_rows_can_be_heard(limit, least, most):
+def test_iterates_count_if_so_many_rows_can_have_led_them(limit, least, most):
     """With few rows the posterior is the prior, wherever noise has led."""
     rng = np.random.default_rng(6)
     size, noise = 5, 500.0

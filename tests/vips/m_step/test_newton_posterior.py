@@ -119,7 +119,7 @@ def test_noise_does_not_hide_that_a_direction_has_less():
     assert most[1] < known
 
 
-def test_where_rows_cannot_be_heard_the_posterior_is_the_prior():
+def test_where_rows_cannot_have_led_the_posterior_is_the_prior():
     """Where residuals have led by noise alone, the mean of the places is noise too."""
     rng = np.random.default_rng(2)
     centre = 5.0 * rng.normal(size=(2, 8))
@@ -222,9 +222,9 @@ def test_of_directions_that_are_silent_the_prior_alone_speaks():
     rng = np.random.default_rng(0)
     silent = np.array([[1.0], [-1.0], [0.0]]) / np.sqrt(2.0)
     noise = 5.0 * rng.normal(size=(3, 3))
-    heard = np.eye(3) - silent @ silent.T
+    projection = np.eye(3) - silent @ silent.T
     target = target_of(
-        heard @ np.diag([400.0, 400.0, 90.0]) @ heard + noise + noise.T,
+        projection @ np.diag([400.0, 400.0, 90.0]) @ projection + noise + noise.T,
         residual=20.0 * rng.normal(size=3),
         stddev=20.0,
         curvature_stddev=7.0,
@@ -242,8 +242,8 @@ def test_units_of_silent_directions_are_as_large_as_the_others():
     """What is expected has noise along them; units that small would hide the rest."""
     rng = np.random.default_rng(0)
     silent = np.linalg.qr(rng.normal(size=(5, 2)))[0]
-    heard = np.eye(5) - silent @ silent.T
-    root = heard @ rng.normal(size=(5, 40))
+    projection = np.eye(5) - silent @ silent.T
+    root = projection @ rng.normal(size=(5, 40))
     truth = 10.0 * root @ root.T
     noise = 5.0 * rng.normal(size=(5, 5))
     values, axes = np.linalg.eigh(truth + noise + noise.T)
@@ -260,5 +260,5 @@ def test_units_of_silent_directions_are_as_large_as_the_others():
         -2.0 * natural_under_noise(of, np.zeros(5), knows_noise=True)["xx"]
         for of in (target, known)
     ]
-    widths = [np.diag(heard @ np.linalg.inv(p) @ heard) for p in precisions]
+    widths = [np.diag(projection @ np.linalg.inv(p) @ projection) for p in precisions]
     np.testing.assert_allclose(widths[1], widths[0], rtol=0.3)
