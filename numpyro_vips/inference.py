@@ -69,14 +69,14 @@ def _warnings_before_charge(
     prepared: PreparedFit, priced: PricedSteps
 ) -> Iterator[str]:
     """What the caller may want to know before the budget pays for the fit."""
-    for told in (
+    for warning in (
         warning_of_no_globals(prepared.graph),
         warning_of_chances(prepared.out_of_range),
         warning_of_loops(prepared.loops_until_rows_stop),
         warning_of_delta(priced, prepared.arguments.public_num_rows),
     ):
-        if told is not None:
-            yield told
+        if warning is not None:
+            yield warning
 
 
 class PrivateVI:
@@ -404,8 +404,8 @@ class PrivateVI:
         )
         compiled = time.perf_counter()
         if self.schedule_options.private and resumed is None:
-            for told in _warnings_before_charge(prepared, priced):
-                warnings.warn(told, stacklevel=4)  # That of the caller of `run`.
+            for message in _warnings_before_charge(prepared, priced):
+                warnings.warn(message, stacklevel=4)  # That of the caller of `run`.
             label = self.label or f"{name_of(self.model.fn)} ({engine.name})"
             self._charge(priced, label, reducer, checkpoint)
         reducer.check_same_rows(lambda: prepared.arguments.some_rows(_COMPARED_ROWS))

@@ -88,13 +88,13 @@ def misfit(
     shapes = [trace.shape(name)[:batch] for trace in (two, three)]
     written = [trace.samples[name].parameters_shape for trace in (two, three)]
     what = "factor" if two.samples[name].is_factor else "value"
-    told = (
+    problem = (
         f"{name!r} stands under the plate {unit!r} and must have one entry per row "
         f"along axis {row_axis - batch}, but with N rows its {what} has shape "
         f"{in_rows(*shapes)}"
     )
     if what == "value":
-        told += f", and the parameters of its distribution have {in_rows(*written)}"
+        problem += f", and the parameters of its distribution have {in_rows(*written)}"
     differs = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
     is_column = [axis for axis, n in enumerate(shapes[0]) if axis not in differs]
     if len(differs) > 1:
@@ -127,7 +127,7 @@ def misfit(
             "Let the plate be without dim=, or give the values and parameters the axes "
             "that it leaves to other plates, as in y[:, None]."
         )
-    return f"{told}. {remedy}"
+    return f"{problem}. {remedy}"
 
 
 def where_to_put(

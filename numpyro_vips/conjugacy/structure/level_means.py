@@ -80,7 +80,7 @@ def is_mean(latent: Latent, effect: Latent) -> bool:
 
 
 def _is_gone(mean: str, effect: str, log_joint: LogJoint) -> bool:
-    """Whether rows no longer speak of a mean but in the density of its level."""
+    """Whether a mean is left in the density of its level alone."""
     return not log_joint.failures and not any(
         mean in {atom.latent for atom in term.atoms}
         for density in log_joint.densities

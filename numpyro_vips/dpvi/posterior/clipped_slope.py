@@ -9,8 +9,8 @@ right, such sums are zero on average, and move with the globals by
 since the derivative of a density is the density times its score, and g and g* can be
 exchanged. Without clipping it is the rows' information. Clipping takes most off the
 rows in the tails of their distribution, and so most in the directions that these rows
-speak of, such as the degrees of freedom of a Student t: an information that is clipped
-in its own way says that those are known more surely than the sums say.
+inform, such as the degrees of freedom of a Student t: an information that is clipped in
+its own way is larger there than the sums allow.
 
 Here d is the difference between two rows that the model draws, given the row's
 covariates. Where the model is right that is the same. With the row itself, rows that

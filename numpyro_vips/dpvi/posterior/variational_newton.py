@@ -196,7 +196,7 @@ _MOST_NARROWINGS = 8
 
 
 # Far out a log density may be as large as numbers get. A step that this leads astray is
-# not taken, so nobody needs to hear of it.
+# not taken, so a warning of it would be of no use.
 _ignoring_overflow = np.errstate(over="ignore", invalid="ignore")
 
 
