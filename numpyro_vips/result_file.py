@@ -28,7 +28,7 @@ class SavedResult(NamedTuple):
 
     Attributes:
       seconds: Without those of the steps, which may depend on the rows.
-      for_row_queries: The engine's settings that rows are asked with.
+      for_row_queries: The engine's settings for queries about rows after the fit.
     """
 
     posterior: Posterior

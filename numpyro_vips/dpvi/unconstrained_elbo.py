@@ -1,8 +1,9 @@
 """A row's part of the ELBO, as a function of the globals' unconstrained numbers.
 
-The globals lie in units of how far steps go, effects of groups that rows know only
-times their scale as these products, and each about its prior's centre. What is asked
-of the model before a fit begins is asked of this function, on synthetic rows.
+Each global is measured from its prior's centre, in units of how far steps go. Effects
+of groups that occur in rows only times their scale are represented by these products.
+What has to be known of the model before a fit begins is tried out with this function,
+on synthetic rows.
 """
 
 import dataclasses

@@ -149,7 +149,7 @@ def is_plain(array: Array, *, units_only: bool = False) -> bool:
     function of JAX.
 
     Args:
-      array: What is asked about.
+      array: The array in question.
       units_only: Whether the one number must be 0 or 1.
     """
     values = numbers_of(array)

@@ -427,7 +427,7 @@ class _Sorter:
                 self.seen.append(f"{name}.{key}")
         else:
             is_column = isinstance(value, SourceColumn)
-            found = {None: value.asked_again() if is_column else SourceColumn(value)}
+            found = {None: value.reread() if is_column else SourceColumn(value)}
         slots = {}
         for key, column in found.items():
             full = name if key is None else f"{name}.{key}"

@@ -72,7 +72,7 @@ def _pieces_of(
     names = list(columns)
     ranges = [piece for piece in pieces if isinstance(piece, range)]
     if not ranges:
-        # That it can be was asked before; to ask again may run its own code.
+        # That it has `read` was checked before; another check may run its own code.
         at_random: Any = source
         for indices in pieces:
             # Its own copy: another source reads the same rows, whatever this one does.

@@ -88,8 +88,8 @@ class RandomAccess(RowSource, Protocol):
 class SourceColumn:
     """One array of a source's rows; it stands for the array.
 
-    What is public of it is asked once: a fit is planned and checked for rows like that,
-    and an exception of the source later on may quote one.
+    What is public of it is read once. A fit is planned and checked for such rows, and
+    if the source were read later on, an exception of its own might quote a row.
 
     Attributes:
       source: The source.
@@ -111,7 +111,7 @@ class SourceColumn:
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", np.dtype(row.dtype))
 
-    def asked_again(self) -> "SourceColumn":
+    def reread(self) -> "SourceColumn":
         """The column as its source is now, such as after more rows were written."""
         return SourceColumn(self.source, self.name)
 

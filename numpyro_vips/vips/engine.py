@@ -92,7 +92,7 @@ SWEEPS_PER_STEP = 5
 # Starts of a fit without noise where a symmetry is broken at random: some lead to where
 # components stay alike, or to a worse place.
 NUM_STARTS = 5
-# Made-up rows on which it is tried whether entries are powers of others.
+# Synthetic rows on which it is tried whether entries are powers of others.
 _TRIED_ROWS = 16
 
 
@@ -262,7 +262,7 @@ class VipsEngine(Abilities):
 
     @functools.cached_property
     def _powers_of_entries(self) -> Mapping[str, Power]:
-        """Vectors of entries that say the sizes of others, as made-up rows show it."""
+        """Vectors of entries that are powers of others, found on synthetic rows."""
         names = sorted(self._roles.entries)
         if len(names) < 2:
             return {}

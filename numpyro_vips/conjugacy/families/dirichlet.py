@@ -29,9 +29,9 @@ Vectors = Mapping[str, Float[Array, "*batch states"]]
 NewVectors = dict[str, Float[Array, "*batch states"]]
 
 
-# With more cells than this many counts are below the noise. One number for all of them
-# would take away what the large ones say, but they are enough to tell how counts are
-# spread, and each is read by what the others say of it.
+# With more cells than this, many counts are below the noise. One number for all of them
+# would discard what the large ones say. But so many are enough to estimate how counts
+# are distributed, and each count is read with this distribution as its prior.
 _MOST_CELLS = 64
 
 

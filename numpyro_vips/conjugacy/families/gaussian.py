@@ -21,11 +21,11 @@ from numpyro_vips.conjugacy.families.positive_matrices import (
     times,
 )
 
-# Which part of the noise's spectral norm is added to a precision under which rows are
-# asked again: a step that is too long there leads away. Half of it is safe, and slow.
-# With a quarter a whole step by the largest precision that noise of this size can hide
-# (half of the norm; Benaych-Georges and Nadakuditi, 2011) is at most twice as long as
-# it should be, where steps just do not lead away.
+# Which part of the noise's spectral norm is added to the precision of the posterior at
+# which rows are asked next: a step that is too long there leads away. Half of it is
+# safe, and slow. With a quarter a whole step by the largest precision that noise of
+# this size can hide (half of the norm; Benaych-Georges and Nadakuditi, 2011) is at most
+# twice as long as it should be, where steps just do not lead away.
 _ROOM = 0.25
 
 # Precisions that are smaller than so many standard deviations of the noise in them

@@ -46,7 +46,7 @@ from numpyro_vips.jax_tools.separate_rows import check_row_program, over_rows
 
 # Per-row gradients are held for so many numbers at a time.
 _MOST_GRADIENT_NUMBERS = 2**23
-# Pairs of rows that are drawn in a row's place where its own gradient is not asked for.
+# Pairs of rows drawn in place of a row whose own gradient is not needed.
 _PAIRS = 16
 
 

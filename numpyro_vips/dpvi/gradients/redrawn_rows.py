@@ -21,8 +21,8 @@ def redrawing(graph: ModelGraph, space: UnconstrainedSpace) -> Redraw | None:
 
     A density may have no sampler, or what is observed may be no draw, as a censored
     time is none whose likelihood `numpyro.factor` adds; see `drawn_observations`. Nor
-    are rows with weights of their own drawn by the model: weights are there to make
-    rows like others that were not asked, so that a response may go with its weight.
+    are rows with weights of their own drawn by the model: a weight lets a row stand for
+    units that were not sampled, so a response may depend on its weight.
 
     Args:
       graph: The model.

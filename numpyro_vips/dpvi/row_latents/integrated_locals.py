@@ -29,8 +29,8 @@ from numpyro_vips.model.log_density import row_log_density
 from numpyro_vips.model.synthetic.prior_centre import initial_params
 from numpyro_vips.model.synthetic.synthetic_rows import synthetic_row
 
-# Nodes per dimension, by the number of dimensions; see `tests/dpvi/
-# test_integrated_locals.py` for what these are worth.
+# Nodes per dimension, by the number of dimensions. How exact they are is tested in
+# `tests/dpvi/row_latents/test_integrated_locals.py`.
 NUM_NODES = {1: 31, 2: 15}
 _NEWTON_STEPS = 12
 _FRACTIONS = (1.0, 0.3, 0.1, 0.0)

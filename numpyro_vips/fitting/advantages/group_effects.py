@@ -28,9 +28,10 @@ from numpyro_vips.vips.program.program import ConjugateProgram
 # 85 and 95 % with 30 and 50 of these rows: `python benchmarks/group_effects.py --groups
 # 12 --rows 4700 --engines vips --predictors "a[g] + slope x"`, and with 7800 rows.
 _ROWS_PER_EFFECT = 30.0
-# The same where rows say nothing of more of one coefficient and less of all effects: in
-# mean + a[group] + slope x they held it in 27, 10, 38, 57 and 100 % with 30, 50, 97,
-# 142 and 194 of these rows, by the table and the command in docs/choosing_a_budget.md.
+# The same where no row's predictor changes when one coefficient rises and all effects
+# fall by as much: in mean + a[group] + slope x intervals held the truth in 27, 10,
+# 38, 57 and 100 % with 30, 50, 97, 142 and 194 of these rows, by the table and the
+# command in docs/choosing_a_budget.md.
 _ROWS_PER_COLLINEAR_EFFECT = 200.0
 
 

@@ -48,7 +48,7 @@ class GlobalValues(NamedTuple):
     supports: dict[str, Any]
 
 
-# Both engines ask, and each several times. By whether double precision is on.
+# Kept, as both engines need them several times. By whether double precision is on.
 _values: weakref.WeakKeyDictionary[ModelGraph, dict[bool, GlobalValues]]
 _values = weakref.WeakKeyDictionary()
 

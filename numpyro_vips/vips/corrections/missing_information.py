@@ -68,10 +68,10 @@ _ALL = 1.01
 # long, and the linear answer that it goes by does not hold far from the sums.
 _MOST_CORRECTED = 0.9
 _MOST_MISSING = 0.999
-# As far as it is widened where corrections lead nowhere. Intervals as of a half miss
-# the truth far more often, and wider ones than these say that rows know nothing. It has
-# a price: a product of factors that is as wide as their labels are open predicts rows
-# worse, see `docs/coverage.md`.
+# The same limit of the widening where corrections do not converge. With a half,
+# intervals miss the truth far more often; with more than this, they are as wide as if
+# rows had no information. The price is that predictions of rows get worse: which
+# component has which label is open, and a product of factors gets as wide as that.
 _MOST_MISSING_ASTRAY = 0.9
 # More of it than this is missing where components overlap.
 _OVERLAPPING = 0.5
