@@ -22,7 +22,7 @@ from numpyro_vips.errors import UnusablePosteriorError
 from numpyro_vips.fitting.checkpoint import (
     Checkpoint,
     check_may_be_resumed,
-    opened,
+    opened_checkpoint,
     priced_by_first,
 )
 from numpyro_vips.fitting.engine_choice import EngineChoice, as_engine_choice
@@ -350,7 +350,7 @@ class PrivateVI:
             if (path := self.checkpoint) is not None:
                 checkpoint = reducer.on_first(
                     lambda: stack.enter_context(
-                        opened(path, self.budget, prepared.steps, about())
+                        opened_checkpoint(path, self.budget, prepared.steps, about())
                     )
                 )
             # A caller who has asked NumPy to raise would lose what was paid for.

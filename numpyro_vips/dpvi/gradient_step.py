@@ -13,14 +13,14 @@ from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.gradients.noisy_adam import LEARNING_RATE
 from numpyro_vips.dpvi.iterates import DpviState, Variational
-from numpyro_vips.dpvi.program import DpviProgram, Draws
+from numpyro_vips.dpvi.program import DpviProgram, StepDraws
 
 
 def stepped(
     compiled: CompiledModel,
     optimizer: optax.GradientTransformation,
     state: DpviState,
-    draws: Draws,
+    draws: StepDraws,
     released: Mapping[str, Float[Array, "..."]],
     step_size: Any,
     noise_stddev: Any,
@@ -113,7 +113,7 @@ def stepped(
 def _at_prior_along(
     program: DpviProgram,
     variational: Variational,
-    draws: Draws,
+    draws: StepDraws,
     silent: Float64[np.ndarray, "read directions"],
 ) -> Variational:
     """The iterate moved to where the prior wants it in directions that rows leave open.
@@ -184,7 +184,7 @@ def _squarable(gradient: Float[Array, "..."]) -> Float[Array, "..."]:
 def elbo_gradient(
     compiled: CompiledModel,
     variational: Variational,
-    draws: Draws,
+    draws: StepDraws,
     released: Mapping[str, Float[Array, "..."]],
 ) -> Variational:
     """Ascent direction for the ELBO of all rows, in φ and θ.

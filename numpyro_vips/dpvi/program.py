@@ -33,7 +33,7 @@ from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.synthetic.prior_centre import initial_params
 
 # Numbers, or keys for a user's guide.
-Draws = Shaped[Array, "particles ..."]
+StepDraws = Shaped[Array, "particles ..."]
 
 
 class GradientInputs(NamedTuple):
@@ -47,7 +47,7 @@ class GradientInputs(NamedTuple):
 
     variational: Variational
     key: PRNGKeyArray
-    draws: Draws
+    draws: StepDraws
     units: Units | None = None
 
 
@@ -169,7 +169,7 @@ class DpviProgram:
         }
         return variational._replace(guide={**variational.guide, **narrowed})
 
-    def draws(self, key: PRNGKeyArray, step: Any) -> tuple[PRNGKeyArray, Draws]:
+    def draws(self, key: PRNGKeyArray, step: Any) -> tuple[PRNGKeyArray, StepDraws]:
         """A step's key, and its ε, one entry per particle.
 
         These are numbers, or keys for a user's guide.
@@ -270,7 +270,7 @@ def _draws_of_step(
     count: int,
     size: int | None,
     dtype: Any,
-) -> tuple[PRNGKeyArray, Draws]:
+) -> tuple[PRNGKeyArray, StepDraws]:
     """See `DpviProgram.draws`.
 
     A generator of random numbers takes long to compile. So it is a program of its own,

@@ -52,7 +52,7 @@ class Checkpoint:
     def __init__(
         self, path: Path, budget: PrivacyBudget, steps: Sequence[Step], about: str
     ) -> None:
-        """Reads a checkpoint, if there is one; `opened` holds its lock meanwhile.
+        """Reads a checkpoint, if any; `opened_checkpoint` holds its lock meanwhile.
 
         Args:
           path: The file.
@@ -214,7 +214,7 @@ def check_may_be_resumed(
 
 
 @contextlib.contextmanager
-def opened(
+def opened_checkpoint(
     path: Path, budget: PrivacyBudget, steps: Sequence[Step], about: str
 ) -> Iterator[Checkpoint]:
     """The checkpoint of a fit, which no other process may go on with meanwhile.

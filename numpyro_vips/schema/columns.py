@@ -20,7 +20,7 @@ from numpyro_vips._settings import code_of
 from numpyro_vips.schema import frames
 
 # Where in their ranges synthetic numbers lie.
-Places = Literal["any", "ends"]
+SyntheticPlaces = Literal["any", "ends"]
 # The code of a category that has no column of its own.
 NO_CATEGORY = -1
 
@@ -57,7 +57,7 @@ class Column(abc.ABC):
 
     @abc.abstractmethod
     def synthetic(
-        self, rng: np.random.Generator, count: int, *, places: Places
+        self, rng: np.random.Generator, count: int, *, places: SyntheticPlaces
     ) -> Float[np.ndarray, "rows width"]:
         """Rows that `encode` may return, which have nothing to do with any table.
 
@@ -137,7 +137,7 @@ class _Number(Column):
         return np.column_stack([place, is_missing])
 
     def synthetic(
-        self, rng: np.random.Generator, count: int, *, places: Places
+        self, rng: np.random.Generator, count: int, *, places: SyntheticPlaces
     ) -> Float[np.ndarray, "rows width"]:
         low, high = self._ends()
         place = rng.uniform(low, high, count)
@@ -403,7 +403,7 @@ class Categorical(Column):
         return (self.response(frame, name)[:, None] == codes).astype(np.float64)
 
     def synthetic(
-        self, rng: np.random.Generator, count: int, *, places: Places
+        self, rng: np.random.Generator, count: int, *, places: SyntheticPlaces
     ) -> Float[np.ndarray, "rows width"]:
         drawn = rng.choice([*self._codes().values()], count)
         codes = np.array([*self._indicators().values()], np.int64)
@@ -440,7 +440,7 @@ class Intercept(Column):
         return np.ones((1, 1))
 
     def synthetic(
-        self, rng: np.random.Generator, count: int, *, places: Places
+        self, rng: np.random.Generator, count: int, *, places: SyntheticPlaces
     ) -> Float[np.ndarray, "rows width"]:
         return np.ones((count, 1))
 

@@ -6,7 +6,7 @@ from jaxtyping import PRNGKeyArray
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.starts import symmetric_factors
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
-from numpyro_vips.vips.steps.state import VipsState, in_double
+from numpyro_vips.vips.steps.state import VipsState, numpy_doubles
 from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 from numpyro_vips.vips.units.column_units import units_of_priors
 from numpyro_vips.vips.units.entry_units import first_entry_units
@@ -33,7 +33,7 @@ def initial_state(
     structure = program.structure
     moments, start, stddev, marginal_stddev = on_globals.start(rng_key)
     expected_natural = on_rows.expected_natural_of(moments)
-    moments = in_double(moments)
+    moments = numpy_doubles(moments)
     statistics = {s.name: np.zeros(s.block_shape) for s in structure.statistics}
     for name, value in start.items():
         statistics[name] = np.asarray(value, dtype=np.float64)

@@ -26,7 +26,7 @@ from _models import logistic
 
 import numpyro_vips as nv
 from numpyro_vips.fitting import checkpoint as checkpoints
-from numpyro_vips.fitting.checkpoint import Checkpoint, opened
+from numpyro_vips.fitting.checkpoint import Checkpoint, opened_checkpoint
 from numpyro_vips.fitting.pricing import PricedSteps
 from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.model import arguments
@@ -253,18 +253,18 @@ def begun(folder: Path, checkpoint: Checkpoint) -> None:
 
 def test_a_step_of_two_copies_is_released_by_one(tmp_path):
     budget = ledger(tmp_path)
-    with opened(tmp_path / "fit", budget, STEPS, "about") as one:
+    with opened_checkpoint(tmp_path / "fit", budget, STEPS, "about") as one:
         begun(tmp_path, one)
         one.keep(fresh(0))
         shutil.copy(tmp_path / "fit", tmp_path / "copy")
-        with opened(tmp_path / "copy", budget, STEPS, "about") as other:
+        with opened_checkpoint(tmp_path / "copy", budget, STEPS, "about") as other:
             assert len(other.released) == 1
             one.keep(fresh(1))
             with pytest.raises(RuntimeError, match="Another program has gone on"):
                 other.keep(fresh(1))
         with (
             pytest.raises(ValueError, match="Another process goes on"),
-            opened(tmp_path / "fit", budget, STEPS, "about"),
+            opened_checkpoint(tmp_path / "fit", budget, STEPS, "about"),
         ):
             pass
 
@@ -272,7 +272,7 @@ def test_a_step_of_two_copies_is_released_by_one(tmp_path):
 def test_what_the_ledger_has_not_counted_cannot_be_read(tmp_path, monkeypatch):
     budget = ledger(tmp_path)
     first, lost = fresh(0), fresh(1)
-    with opened(tmp_path / "fit", budget, STEPS, "about") as checkpoint:
+    with opened_checkpoint(tmp_path / "fit", budget, STEPS, "about") as checkpoint:
         begun(tmp_path, checkpoint)
         checkpoint.keep(first)
         with monkeypatch.context() as patch, pytest.raises(Stopped):
@@ -281,11 +281,11 @@ def test_what_the_ledger_has_not_counted_cannot_be_read(tmp_path, monkeypatch):
     content = (tmp_path / "fit").read_bytes()
     for numbers in (first, lost):
         assert numbers["⟨x⟩"].tobytes() not in content
-    with opened(tmp_path / "fit", budget, STEPS, "about") as checkpoint:
+    with opened_checkpoint(tmp_path / "fit", budget, STEPS, "about") as checkpoint:
         assert_same(checkpoint.released, [first])
         second = fresh(1)
         checkpoint.keep(second)
-    with opened(tmp_path / "fit", budget, STEPS, "about") as checkpoint:
+    with opened_checkpoint(tmp_path / "fit", budget, STEPS, "about") as checkpoint:
         assert_same(checkpoint.released, [first, second])
 
 
@@ -323,7 +323,9 @@ def test_no_file_of_any_instant_has_the_key_of_a_step_that_does_not_count(
         shutil.copytree(folder, copies[-1])
         return operate(*args)
 
-    with opened(folder / "fit", ledger(folder), STEPS, "about") as checkpoint:
+    with opened_checkpoint(
+        folder / "fit", ledger(folder), STEPS, "about"
+    ) as checkpoint:
         begun(folder, checkpoint)
         monkeypatch.setattr(os, operation, copying)
         for step in range(3):
@@ -349,7 +351,9 @@ def _stop(*_: Any) -> None:
 
 def _keep_all(folder: Path, begins: int) -> None:
     """Releases steps and publishes them, until it is killed."""
-    with opened(folder / "fit", ledger(folder), STEPS, "about") as checkpoint:
+    with opened_checkpoint(
+        folder / "fit", ledger(folder), STEPS, "about"
+    ) as checkpoint:
         os.write(begins, b"!")
         while len(checkpoint.released) < len(STEPS):
             step = len(checkpoint.released)
@@ -364,7 +368,9 @@ def _keep_all(folder: Path, begins: int) -> None:
 @pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_at_any_time_no_step_is_lost_or_released_twice(times, tmp_path):
     delays, longest, published = random.Random(0), 0.012, 0
-    with opened(tmp_path / "fit", ledger(tmp_path), STEPS, "about") as checkpoint:
+    with opened_checkpoint(
+        tmp_path / "fit", ledger(tmp_path), STEPS, "about"
+    ) as checkpoint:
         begun(tmp_path, checkpoint)
     (tmp_path / "published").touch()
     for kills in range(times):
@@ -387,7 +393,9 @@ def test_killed_at_any_time_no_step_is_lost_or_released_twice(times, tmp_path):
         # A copy of any instant is refused later or holds what was published.
         if kills % 10 == 0:
             shutil.copy(tmp_path / "fit", tmp_path / f"copy{kills}")
-    with opened(tmp_path / "fit", ledger(tmp_path), STEPS, "about") as checkpoint:
+    with opened_checkpoint(
+        tmp_path / "fit", ledger(tmp_path), STEPS, "about"
+    ) as checkpoint:
         kept = np.array([numbers["⟨x⟩"] for numbers in checkpoint.released])
     assert 0.1 * times < len(kept) < len(STEPS)
     np.testing.assert_array_equal(kept[:, 0], np.arange(len(kept)))
@@ -404,7 +412,7 @@ def test_killed_at_any_time_no_step_is_lost_or_released_twice(times, tmp_path):
     for copy in copies:
         budget = ledger(tmp_path)
         try:
-            with opened(copy, budget, STEPS, "about") as checkpoint:
+            with opened_checkpoint(copy, budget, STEPS, "about") as checkpoint:
                 old = [numbers["⟨x⟩"] for numbers in checkpoint.released]
                 assert_same(old, list(kept))
         except ValueError as error:

@@ -13,8 +13,8 @@ from numpyro_vips.conjugacy.families.digamma import digamma
 from numpyro_vips.conjugacy.families.family import (
     Elementwise,
     Family,
-    Interval,
     NewElementwise,
+    Range,
     Shape,
 )
 from numpyro_vips.conjugacy.families.noisy_counts import expected_counts
@@ -205,7 +205,7 @@ class Categorical(Family):
     name = "Categorical"
     statistics = ("is",)
     augmentation: ClassVar[str | None] = "allocation"
-    moment_range: ClassVar[Interval] = (0.0, 1.0)
+    moment_range: ClassVar[Range] = (0.0, 1.0)
 
     def __init__(self, num_states: int) -> None:
         self._num_states = num_states

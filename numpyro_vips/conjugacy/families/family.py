@@ -34,7 +34,7 @@ NewElementwise = dict[str, Float[Array, "*batch"]]
 Requirements = collections.OrderedDict[str, Bool[Array, ""]]
 
 Shape = tuple[int, ...]
-Interval = tuple[float, float]
+Range = tuple[float, float]
 # The weight of a proper prior that stands for a flat one: a precision of 1e-12, say.
 FLAT = 1e-12
 
@@ -80,7 +80,7 @@ class Family(abc.ABC):
     has_pseudo_counts: ClassVar[bool] = False
     is_tangent: ClassVar[bool] = False
     bounds_logits: ClassVar[bool] = False
-    moment_range: ClassVar[Interval] = (-math.inf, math.inf)
+    moment_range: ClassVar[Range] = (-math.inf, math.inf)
     of_priors: ClassVar[tuple[str, ...]] = ()
     is_gaussian: ClassVar[bool] = False
     has_covariances: ClassVar[bool] = False

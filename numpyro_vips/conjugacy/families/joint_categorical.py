@@ -19,9 +19,9 @@ from numpyro.distributions import constraints
 from numpyro_vips.conjugacy.families.dirichlet import indicator
 from numpyro_vips.conjugacy.families.family import (
     Family,
-    Interval,
     Moments,
     NewMoments,
+    Range,
     Shape,
 )
 
@@ -48,7 +48,7 @@ class JointCategorical(Family):
 
     name = "Categorical, jointly"
     statistics = ()
-    moment_range: ClassVar[Interval] = (0.0, 1.0)
+    moment_range: ClassVar[Range] = (0.0, 1.0)
 
     def __init__(self, states: Mapping[str, int], cliques: Sequence[Clique]) -> None:
         self.states = dict(states)

@@ -13,8 +13,8 @@ from numpyro_vips import polya_gamma
 from numpyro_vips.conjugacy.families.family import (
     Elementwise,
     Family,
-    Interval,
     NewElementwise,
+    Range,
     Shape,
 )
 
@@ -62,7 +62,7 @@ class PolyaGamma(LogitsAuxiliary):
     statistics = ("x",)
     augmentation: ClassVar[str | None] = "Pólya-Gamma"
     # tanh(c/2)/(2c) is largest at c = 0.
-    moment_range: ClassVar[Interval] = (0.0, 0.25)
+    moment_range: ClassVar[Range] = (0.0, 0.25)
 
     def moments(self, natural: Elementwise) -> NewElementwise:
         half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0

@@ -112,7 +112,7 @@ def symmetric_part(
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
 
 
-class Axes(NamedTuple):
+class DiagonalAxes(NamedTuple):
     """Where noisy symmetric matrices are diagonal, and what they read there.
 
     Attributes:
@@ -130,7 +130,7 @@ class Axes(NamedTuple):
 def along_axes(
     matrices: Float[Array, "*batch dim dim"],
     deviation: Float[Array, "*batch dim dim"],
-) -> Axes:
+) -> DiagonalAxes:
     """The axes of noisy matrices.
 
     They are eigenvectors in the units of the noise: it is about as large along all of
@@ -145,7 +145,7 @@ def along_axes(
     values, vectors = eigh(matrices / units)
     scaled = deviation / units
     expected = _expected_eigenvalues(values, _spectral_norm(scaled))
-    return Axes(
+    return DiagonalAxes(
         basis=vectors / unit[..., :, None],
         inverse=jnp.swapaxes(vectors, -1, -2) * unit[..., None, :],
         values=expected,

@@ -7,12 +7,12 @@ import jax.core
 import numpy as np
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy.families.family import Interval
+from numpyro_vips.conjugacy.families.family import Range
 
 POSITIVE = (constraints.positive, constraints.nonnegative)
 
 
-_BOUNDS: tuple[tuple[Any, Interval], ...] = (
+_BOUNDS: tuple[tuple[Any, Range], ...] = (
     (constraints.positive, (0.0, math.inf)),
     (constraints.nonnegative, (0.0, math.inf)),
     (constraints.unit_interval, (0.0, 1.0)),
@@ -23,7 +23,7 @@ _BOUNDS: tuple[tuple[Any, Interval], ...] = (
 )
 
 
-def bounds(support: Any) -> Interval:
+def bounds(support: Any) -> Range:
     """Between which numbers every entry of a value with this support lies."""
     support = base_support(support)
     for known, interval in _BOUNDS:

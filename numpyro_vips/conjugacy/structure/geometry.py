@@ -27,7 +27,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     same_labels,
 )
 from numpyro_vips.conjugacy.families import supports
-from numpyro_vips.conjugacy.families.family import Interval
+from numpyro_vips.conjugacy.families.family import Range
 from numpyro_vips.conjugacy.structure.latents import Latents, known_family
 
 StatisticGeometry = Literal["signed", "nonnegative", "psd"]
@@ -172,7 +172,7 @@ def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Latents) -> int:
     return _sign(rest, term.scale, latents)
 
 
-def entry_range(entries: Sequence[Entry], latents: Latents) -> Interval:
+def entry_range(entries: Sequence[Entry], latents: Latents) -> Range:
     """Between which numbers each entry of a statistic lies, whatever the row holds.
 
     Expectations of a product lie where the product does: an indicator in [0, 1], a
@@ -201,7 +201,7 @@ def entry_range(entries: Sequence[Entry], latents: Latents) -> Interval:
     return lower, upper
 
 
-def _range_of_term(term: Term, labels: Labels, latents: Latents) -> Interval:
+def _range_of_term(term: Term, labels: Labels, latents: Latents) -> Range:
     inside = [f for f in term.factors if not is_global(f, latents)]
     low = high = term.scale
     for factor in inside:
@@ -225,7 +225,7 @@ def _range_of_term(term: Term, labels: Labels, latents: Latents) -> Interval:
     return size * low, size * high
 
 
-def _range_of_factor(factor: Factor, latents: Latents) -> Interval:
+def _range_of_factor(factor: Factor, latents: Latents) -> Range:
     """The range of a constant, or of an atom's expectation."""
     if isinstance(factor, Dense | OneHot):
         return range_of(factor)

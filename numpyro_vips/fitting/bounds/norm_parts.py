@@ -33,7 +33,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.facts.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.synthetic.synthetic_rows import (
-    encoded_rows,
+    rows_of_encodings,
     rows_of_other_sizes,
 )
 from numpyro_vips.privacy.releases import WHOLE_VECTOR, Columns, Release, Together
@@ -233,8 +233,8 @@ def _bounded_by_encodings(
     """Norms of the blocks that do not vary with what a schema can encode."""
     if not arguments.encodings:
         return {}
-    ordinary = {**rows, **encoded_rows(arguments, NUM_TYPICAL_ROWS, "any")}
-    ends = encoded_rows(arguments, NUM_TYPICAL_ROWS, "ends")
+    ordinary = {**rows, **rows_of_encodings(arguments, NUM_TYPICAL_ROWS, "any")}
+    ends = rows_of_encodings(arguments, NUM_TYPICAL_ROWS, "ends")
     typical = trial.norms(ordinary)
     if any(len(norms) == 0 for norms in typical.values()):
         return {}

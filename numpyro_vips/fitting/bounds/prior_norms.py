@@ -27,7 +27,10 @@ from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.synthetic.prior_centre import moderate_draws
-from numpyro_vips.model.synthetic.synthetic_rows import encoded_rows, synthetic_rows
+from numpyro_vips.model.synthetic.synthetic_rows import (
+    rows_of_encodings,
+    synthetic_rows,
+)
 
 # Draws of the globals, and rows at each of them.
 _NUM_DRAWS, _ROWS_PER_DRAW = 256, 32
@@ -105,7 +108,7 @@ def _drawn_norms(
     arguments = graph.arguments
     rows = {
         **synthetic_rows(arguments, _NUM_ROWS, seed=0),
-        **encoded_rows(arguments, _NUM_ROWS, "any"),
+        **rows_of_encodings(arguments, _NUM_ROWS, "any"),
     }
     try:
         latents = {

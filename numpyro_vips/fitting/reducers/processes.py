@@ -22,7 +22,7 @@ import numpy as np
 from numpyro_vips import errors
 from numpyro_vips.fitting.reducers.packed_arrays import packed, unpacked
 from numpyro_vips.fitting.reducers.reducer import Batch, Reducer, Released, SumOf
-from numpyro_vips.fitting.reducers.tree_sum import Place, Sums, TreeSum
+from numpyro_vips.fitting.reducers.tree_sum import Sums, TreePlace, TreeSum
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.program_digests import digest_of_arrays
 from numpyro_vips.jax_tools.random_keys import is_key, numbers_of
@@ -281,7 +281,7 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _packed_sums(sums: Mapping[Place, Sums]) -> bytes:
+def _packed_sums(sums: Mapping[TreePlace, Sums]) -> bytes:
     return packed(
         {
             f"{level} {number} {name}": array
@@ -291,8 +291,8 @@ def _packed_sums(sums: Mapping[Place, Sums]) -> bytes:
     )
 
 
-def _unpacked_sums(content: bytes) -> Mapping[Place, Sums]:
-    sums: dict[Place, dict[str, np.ndarray]] = {}
+def _unpacked_sums(content: bytes) -> Mapping[TreePlace, Sums]:
+    sums: dict[TreePlace, dict[str, np.ndarray]] = {}
     for key, array in unpacked(content).items():
         level, number, name = key.split(" ", 2)
         sums.setdefault((int(level), int(number)), {})[name] = array

@@ -7,7 +7,7 @@ from jaxtyping import Float64
 
 Sums = Mapping[str, Float64[np.ndarray, "..."]]
 # The sum of the 2^level terms from number · 2^level on is at (level, number).
-Place = tuple[int, int]
+TreePlace = tuple[int, int]
 
 
 class TreeSum:
@@ -23,19 +23,19 @@ class TreeSum:
     """
 
     def __init__(self) -> None:
-        self.sums: dict[Place, Sums] = {}
+        self.sums: dict[TreePlace, Sums] = {}
 
     def add(self, number: int, term: Sums) -> None:
         """Adds a term. Its arrays must not be changed later."""
         self.merge({(0, number): term})
 
-    def merge(self, sums: Mapping[Place, Sums]) -> None:
+    def merge(self, sums: Mapping[TreePlace, Sums]) -> None:
         """Adds the partial sums of another tree, which has other terms.
 
         The order in which they come does not change the result in any bit.
 
         Args:
-          sums: By place in the tree, see `Place`; kept, so not to be changed later.
+          sums: By place in the tree, see `TreePlace`; kept, so not to be changed later.
         """
         for (level, number), found in sums.items():
             # The sum beside it differs in the last binary digit of its number.

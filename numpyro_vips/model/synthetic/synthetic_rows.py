@@ -139,7 +139,7 @@ def with_large_floats(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
-def encoded_rows(
+def rows_of_encodings(
     arguments: ModelArguments, count: int, places: Literal["any", "ends"]
 ) -> dict[str, np.ndarray]:
     """Rows of the arguments that a schema encodes, such as it may return."""

@@ -29,7 +29,7 @@ from numpyro_vips.vips.program.named_arrays import (
 )
 from numpyro_vips.vips.row_sums.covariates import Covariates
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
-from numpyro_vips.vips.steps.newton_steps import Target
+from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 from numpyro_vips.vips.steps.released_sums import Bound, Unclipped
 from numpyro_vips.vips.steps.state import VipsState, is_noisy
 from numpyro_vips.vips.steps.statistic_coordinates import StatisticCoordinates
@@ -156,7 +156,7 @@ class Reading:
 
     def _targets_of(
         self, state: VipsState, sums: Unclipped, moments: InDouble
-    ) -> dict[str, Target]:
+    ) -> dict[str, NewtonTarget]:
         """What the averages say of the factors that take Newton steps.
 
         Args:

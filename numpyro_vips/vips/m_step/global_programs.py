@@ -27,14 +27,14 @@ from numpyro_vips.vips.program.named_arrays import (
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
 from numpyro_vips.vips.row_sums.released_blocks import as_block
-from numpyro_vips.vips.steps.newton_steps import Target, as_targets
+from numpyro_vips.vips.steps.newton_steps import NewtonTarget, as_targets
 from numpyro_vips.vips.steps.released_sums import Unclipped
 from numpyro_vips.vips.steps.state import (
     InDouble,
     VipsState,
     as_arrays,
     frames_at,
-    in_double,
+    numpy_doubles,
 )
 from numpyro_vips.vips.units.frames import Frame
 
@@ -146,7 +146,7 @@ class GlobalPrograms:
         self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
     ) -> InDouble:
         """Natural parameters of the globals, for other sums than the state's."""
-        return in_double(self.solve(state, sums, noise_read).natural)
+        return numpy_doubles(self.solve(state, sums, noise_read).natural)
 
     def means_of_latents(
         self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
@@ -168,7 +168,7 @@ class GlobalPrograms:
         moments: InDouble | None = None,
         about: Mapping[str, Any] | None = None,
         gain: float = 1.0,
-    ) -> dict[str, Target]:
+    ) -> dict[str, NewtonTarget]:
         """By factor, what Newton's method needs to know, in double precision.
 
         It is in the coordinates in which the state's statistics were taken.
@@ -199,8 +199,8 @@ class GlobalPrograms:
         return targets
 
     def with_expected_curvature(
-        self, state: VipsState, targets: Mapping[str, Target]
-    ) -> dict[str, Target]:
+        self, state: VipsState, targets: Mapping[str, NewtonTarget]
+    ) -> dict[str, NewtonTarget]:
         """Targets of a state, with the information that is expected at its centre, and
         where it was released.
 

@@ -20,9 +20,9 @@ from numpyro_vips.vips.row_sums.released_blocks import with_repeats
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 from numpyro_vips.vips.steps.convergence import Trail
 from numpyro_vips.vips.steps.drift import drift_of
-from numpyro_vips.vips.steps.newton_steps import Target, Way, step_from
+from numpyro_vips.vips.steps.newton_steps import NewtonTarget, Way, step_from
 from numpyro_vips.vips.steps.released_sums import Unclipped, asked_also
-from numpyro_vips.vips.steps.state import VipsState, in_double, is_noisy
+from numpyro_vips.vips.steps.state import VipsState, is_noisy, numpy_doubles
 from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 from numpyro_vips.vips.units.column_units import column_units, units_of
 
@@ -252,7 +252,10 @@ class GlobalStep:
             noise_read = float(bool(self._roles.residuals))
             sums = Unclipped(statistics, state.noise_stddev)
             found = self._on_globals.solve(state, sums, noise_read, are_held=are_held)
-            moments, natural = in_double(found.moments), in_double(found.natural)
+            moments, natural = (
+                numpy_doubles(found.moments),
+                numpy_doubles(found.natural),
+            )
             visited, way = moments, state.way
             if latest is not None:
                 targets = self._on_globals.newton_targets(
@@ -292,7 +295,7 @@ class GlobalStep:
         self,
         state: VipsState,
         about: Mapping[str, Float64[np.ndarray, "..."]],
-        targets: Mapping[str, Target],
+        targets: Mapping[str, NewtonTarget],
         moments: InDouble,
         step_size: float,
     ) -> tuple[InDouble, Way]:

@@ -38,7 +38,7 @@ from numpyro_vips.vips.m_step.noisy_information import (
     share_from_rows,
     share_known,
 )
-from numpyro_vips.vips.steps.newton_steps import Target
+from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 
 # What is expected of a direction is no less than that many standard deviations of the
 # noise in a coordinate's own entry.
@@ -109,7 +109,7 @@ class _Known(NamedTuple):
 
 
 def natural_under_noise(
-    target: Target,
+    target: NewtonTarget,
     centre: Float64[np.ndarray, "..."],
     *,
     knows_noise: bool,
@@ -135,7 +135,7 @@ def natural_under_noise(
 
 
 def share_of_rows(
-    target: Target,
+    target: NewtonTarget,
     centre: Float64[np.ndarray, "..."],
     *,
     knows_noise: bool,
@@ -163,11 +163,13 @@ def share_of_rows(
     return share
 
 
-def _nothing(target: Target, centre: Float64[np.ndarray, "..."]) -> Natural:
+def _nothing(target: NewtonTarget, centre: Float64[np.ndarray, "..."]) -> Natural:
     return {"x": np.zeros(centre.shape), "xx": np.zeros(target.covariance.shape)}
 
 
-def _known(target: Target, knows_noise: bool, *, keeps_squares: bool = False) -> _Known:
+def _known(
+    target: NewtonTarget, knows_noise: bool, *, keeps_squares: bool = False
+) -> _Known:
     """What the release says of one vector; see `_Known`.
 
     Args:
@@ -199,7 +201,7 @@ def _known(target: Target, knows_noise: bool, *, keeps_squares: bool = False) ->
 
 
 def _units(
-    target: Target,
+    target: NewtonTarget,
     expected: Float64[np.ndarray, "size size"] | None,
     read: Int[np.ndarray, " read"],
 ) -> _Units:
@@ -248,7 +250,7 @@ def _silent(
 
 
 def _of_one(
-    target: Target,
+    target: NewtonTarget,
     centre: Float64[np.ndarray, " size"],
     knows_noise: bool,
     limit: float,
@@ -266,7 +268,9 @@ def _of_one(
 
 
 def _settled(
-    target: Target, centre: Float64[np.ndarray, " size"], read: Int[np.ndarray, " read"]
+    target: NewtonTarget,
+    centre: Float64[np.ndarray, " size"],
+    read: Int[np.ndarray, " read"],
 ) -> Float64[np.ndarray, " size"]:
     """The centre with the coordinates that no row reads where the prior has them.
 
@@ -282,7 +286,7 @@ def _settled(
 
 
 def all_under_noise(
-    targets: Mapping[str, Target],
+    targets: Mapping[str, NewtonTarget],
     centres: Mapping[str, Float64[np.ndarray, "..."]],
     *,
     knows_noise: bool,
@@ -299,7 +303,7 @@ def all_under_noise(
 
 
 def shares_of_rows(
-    targets: Mapping[str, Target],
+    targets: Mapping[str, NewtonTarget],
     centres: Mapping[str, Float64[np.ndarray, "..."]],
     *,
     knows_noise: bool,
@@ -318,6 +322,6 @@ def shares_of_rows(
     }
 
 
-def is_proper(target: Target) -> bool:
+def is_proper(target: NewtonTarget) -> bool:
     """Whether the prior of all vectors of a factor is."""
     return bool(np.all(np.linalg.eigvalsh(target.prior_precision) > 0))

@@ -29,7 +29,7 @@ def newton_targets(
     gain: float | Float[Array, ""] = 1.0,
     frames: Mapping[str, Frame] | None = None,
 ) -> dict[str, dict[str, Float[Array, "..."]]]:
-    """The fields of a `Target` for each factor that takes Newton steps.
+    """The fields of a `NewtonTarget` for each factor that takes Newton steps.
 
     Full steps go by the latest residuals, with the factors' priors given the other
     factors; see `conjugacy.structure.centring`.

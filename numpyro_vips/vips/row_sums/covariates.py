@@ -29,7 +29,7 @@ from numpyro_vips.vips.program.program import ConjugateProgram
 from numpyro_vips.vips.row_sums.bounded_sum import clipping_weights, where_rows
 
 # By argument, the flat places of a row's covariates.
-Places = Mapping[str, Int64[np.ndarray, " _entries"]]
+CovariatePlaces = Mapping[str, Int64[np.ndarray, " _entries"]]
 
 # Covariates of a row beyond which their moments are not worth their noise.
 MOST_COVARIATES = 20
@@ -44,7 +44,7 @@ def moments_block(number: int) -> Block:
     return Block(name=COVARIATES, shape=shape, symmetric=True, geometry="psd")
 
 
-class Units(NamedTuple):
+class CovariateUnits(NamedTuple):
     """The units in which covariates x are taken, as (x - means) / scale.
 
     Attributes:
@@ -76,7 +76,7 @@ class Units(NamedTuple):
 
 
 def covariates_that_are_features(
-    program: ConjugateProgram, places: Places
+    program: ConjugateProgram, places: CovariatePlaces
 ) -> dict[int, tuple[str, int]]:
     """The covariates that are features themselves, such as columns of a regression.
 
@@ -115,7 +115,7 @@ def covariates_that_are_features(
 
 
 def positive_covariates(
-    program: ConjugateProgram, places: Places
+    program: ConjugateProgram, places: CovariatePlaces
 ) -> Bool[np.ndarray, " covariates"]:
     """Which covariates of a row must be positive, or else the row counts as zero."""
     if not _can_be_tried(program, places):
@@ -140,7 +140,7 @@ def positive_covariates(
     )
 
 
-def _can_be_tried(program: ConjugateProgram, places: Places) -> bool:
+def _can_be_tried(program: ConjugateProgram, places: CovariatePlaces) -> bool:
     """Whether rows are plain arrays, of which the program takes all covariates."""
     row = program.row_constants.row
     is_plain = len(jax.tree.leaves(dict(row))) == len(row)
@@ -163,9 +163,9 @@ def _random_row(
 _ROWS_TRIED = 12
 
 
-def units_of(
+def covariate_units(
     number: int, found: Mapping[int, tuple[str, int]], standards: Standards
-) -> Units:
+) -> CovariateUnits:
     """The units of so many covariates, some of which are standardised features."""
     means, scale = np.zeros(number), np.ones(number)
     inverses = {name: np.linalg.inv(of.matrix) for name, of in standards.items()}
@@ -173,11 +173,11 @@ def units_of(
         if factor in standards:
             means[i] = standards[factor].means[j]
             scale[i] = np.linalg.norm(inverses[factor][j])
-    return Units(as_rows_know(means), as_rows_know(scale))
+    return CovariateUnits(as_rows_know(means), as_rows_know(scale))
 
 
 def _with_one(
-    rows: Rows, places: Places, units: Units
+    rows: Rows, places: CovariatePlaces, units: CovariateUnits
 ) -> Float[Array, "rows one_more"]:
     """z of every row, in double precision."""
     flat = [
@@ -194,7 +194,9 @@ def _norms(z: Float[Array, "rows one_more"]) -> Float[Array, " rows"]:
     return jnp.sum(jnp.square(z), 1)
 
 
-def moment_norms(rows: Rows, places: Places, units: Units) -> Float[Array, " rows"]:
+def moment_norms(
+    rows: Rows, places: CovariatePlaces, units: CovariateUnits
+) -> Float[Array, " rows"]:
     """The L2 norm of each row's zzᵀ; not finite where a covariate is not."""
     with double_precision():
         return _norms(_with_one(rows, places, units))
@@ -203,8 +205,8 @@ def moment_norms(rows: Rows, places: Places, units: Units) -> Float[Array, " row
 def bounded_moments(
     rows: Rows,
     mask: Bool[Array | np.ndarray, " rows"],
-    places: Places,
-    units: Units,
+    places: CovariatePlaces,
+    units: CovariateUnits,
     scale: float | Float[Array, ""],
     clipping_norm: float | Float[Array, ""],
 ) -> Float[Array, "one_more one_more"]:
@@ -241,7 +243,7 @@ class Covariates(NamedTuple):
         cls,
         moments: Float64[np.ndarray, "one_more one_more"],
         num_rows: int,
-        units: Units,
+        units: CovariateUnits,
         positive: Bool[np.ndarray, " covariates"],
     ) -> Self:
         """The distribution of covariates that has given moments, which may be noisy.

@@ -42,13 +42,13 @@ from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
 from numpyro_vips.vips.row_sums.contributions import RowInputs
 from numpyro_vips.vips.row_sums.covariates import (
     MOST_COVARIATES,
-    Places,
-    Units,
+    CovariatePlaces,
+    CovariateUnits,
     bounded_moments,
+    covariate_units,
     covariates_that_are_features,
     moment_norms,
     positive_covariates,
-    units_of,
 )
 from numpyro_vips.vips.row_sums.public_statistics import public_statistics
 from numpyro_vips.vips.row_sums.scattered import additions_of_rows
@@ -75,7 +75,7 @@ class NormInputs(NamedTuple):
     """
 
     of_statistics: RowInputs
-    of_covariates: Units
+    of_covariates: CovariateUnits
 
 
 class RowPrograms:
@@ -210,7 +210,7 @@ class RowPrograms:
         return RowSimulator.of(self.program.graph)
 
     @property
-    def covariates(self) -> Places:
+    def covariates(self) -> CovariatePlaces:
         """Where rows have covariates, if their moments are all that a simulation lacks.
 
         Empty if it lacks nothing, or more.
@@ -234,10 +234,10 @@ class RowPrograms:
         """Which covariates of a row must be positive, or else it counts as zero."""
         return positive_covariates(self.program, self.covariates)
 
-    def units_of_covariates(self, standards: Standards) -> Units:
+    def units_of_covariates(self, standards: Standards) -> CovariateUnits:
         """The units that covariates have when features are standardised like this."""
         number = sum(map(len, self.covariates.values()))
-        return units_of(number, self.covariates_that_are_features, standards)
+        return covariate_units(number, self.covariates_that_are_features, standards)
 
     @functools.cached_property
     def _bounded_moments(self) -> Any:

@@ -38,7 +38,7 @@ _MARGIN = 2.0
 _STILL_ON_ITS_WAY = 2.5
 
 
-class Target(NamedTuple):
+class NewtonTarget(NamedTuple):
     """Where a full Newton step would lead, and what it is made of.
 
     Attributes:
@@ -100,10 +100,10 @@ class Target(NamedTuple):
 
 def as_targets(
     found: Mapping[str, Mapping[str, Float[Array, "..."]]],
-) -> dict[str, Target]:
+) -> dict[str, NewtonTarget]:
     """What `newton_targets` found, as NumPy's arrays of double precision."""
     return {
-        name: Target(**{key: np.asarray(array) for key, array in fields.items()})
+        name: NewtonTarget(**{key: np.asarray(array) for key, array in fields.items()})
         for name, fields in found.items()
     }
 
@@ -146,7 +146,7 @@ class Bend(NamedTuple):
     way: Vectors
     curvature: float
 
-    def lacks(self, gradient: Vectors, targets: Mapping[str, Target]) -> float:
+    def lacks(self, gradient: Vectors, targets: Mapping[str, NewtonTarget]) -> float:
         """What a step by the matrix lacks along the way, as a share of the way.
 
         Args:
@@ -193,7 +193,7 @@ class Way(NamedTuple):
 def step_from(
     way: Way,
     place: Vectors,
-    targets: Mapping[str, Target],
+    targets: Mapping[str, NewtonTarget],
     *,
     gain: float,
     step_size: float,
@@ -237,7 +237,7 @@ def _further(
     return {name: place[name] + share * way[name] for name in place}
 
 
-def gradients(place: Vectors, targets: Mapping[str, Target]) -> Vectors:
+def gradients(place: Vectors, targets: Mapping[str, NewtonTarget]) -> Vectors:
     """A(mean − place) of every factor."""
     return {
         name: _solved(target.covariance, target.mean - place[name])
@@ -269,7 +269,7 @@ def _between(first: StepAverages, last: StepAverages) -> Vectors:
 
 
 def _noise_along(
-    direction: Vectors, block: StepAverages, targets: Mapping[str, Target]
+    direction: Vectors, block: StepAverages, targets: Mapping[str, NewtonTarget]
 ) -> float:
     """The variance of the noise in a block's gradient times a direction."""
     total = sum(
@@ -287,7 +287,7 @@ def _is_on_its_way(
     first: StepAverages,
     before: StepAverages,
     after: StepAverages,
-    targets: Mapping[str, Target],
+    targets: Mapping[str, NewtonTarget],
 ) -> bool:
     """Whether a block's gradient points further along the way, beyond its noise.
 
@@ -299,7 +299,7 @@ def _is_on_its_way(
 
 
 def _bent(
-    vectors: Vectors, targets: Mapping[str, Target]
+    vectors: Vectors, targets: Mapping[str, NewtonTarget]
 ) -> dict[str, Float64[np.ndarray, "..."]]:
     """Vectors times the matrices that steps go by."""
     return {name: _solved(targets[name].covariance, of) for name, of in vectors.items()}
@@ -309,7 +309,7 @@ def _bend(
     first: StepAverages,
     before: StepAverages,
     after: StepAverages,
-    targets: Mapping[str, Target],
+    targets: Mapping[str, NewtonTarget],
 ) -> Bend | None:
     """The curvature between two blocks; None where they do not show it."""
     way = _between(first, after)

@@ -110,7 +110,7 @@ def is_noisy(deviations: Mapping[str, Float[np.ndarray, "..."] | float]) -> bool
     return any(np.any(stddev) for stddev in deviations.values())
 
 
-def in_double(arrays: MomentsByFactor) -> InDouble:
+def numpy_doubles(arrays: MomentsByFactor) -> InDouble:
     """NumPy arrays, which JAX takes in whatever precision it is set to."""
     return jax.tree.map(lambda array: np.asarray(array, dtype=np.float64), arrays)
 

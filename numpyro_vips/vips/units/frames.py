@@ -19,7 +19,7 @@ from numpyro_vips.vips.program.features import Features, Standards
 Point = Float[Array | np.ndarray, "*batch size"]
 Square = Float[Array | np.ndarray, "*batch size size"]
 # One matrix for each element of a batch, or one for all.
-Shared = Float[Array | np.ndarray, "*#batch size size"]
+SharedMatrix = Float[Array | np.ndarray, "*#batch size size"]
 
 
 class Frame(NamedTuple):
@@ -35,7 +35,7 @@ class Frame(NamedTuple):
     inverse: Square | None = None
 
     @classmethod
-    def of(cls, origin: Point, matrix: Shared | None) -> Self:
+    def of(cls, origin: Point, matrix: SharedMatrix | None) -> Self:
         """The frame with this origin and matrix M, which all elements may share."""
         if matrix is None:
             return cls(origin)

@@ -9,7 +9,7 @@ from numpyro_vips.vips.m_step.newton_posterior import (
     all_under_noise,
     natural_under_noise,
 )
-from numpyro_vips.vips.steps.newton_steps import Target
+from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 
 
 def target_of(
@@ -19,10 +19,10 @@ def target_of(
     stddev: float | np.ndarray,
     curvature_stddev: float,
     prior: np.ndarray,
-) -> Target:
+) -> NewtonTarget:
     size = len(residual)
     noise = np.where(np.eye(size) > 0, 1.0, np.sqrt(0.5)) * curvature_stddev
-    return Target(
+    return NewtonTarget(
         mean=np.zeros(size),
         covariance=np.eye(size),
         residual=residual,
@@ -134,7 +134,7 @@ def test_where_rows_cannot_have_led_the_posterior_is_the_prior():
         )
         for matrix in noise
     )
-    both = Target(
+    both = NewtonTarget(
         *(np.stack(fields) for fields in zip(one[:-3], other[:-3], strict=True))
     )
 
@@ -155,7 +155,7 @@ def test_where_rows_cannot_have_led_the_posterior_is_the_prior():
 def test_what_rows_know_through_the_prior_alone_has_no_information_of_its_own():
     """The mean of an effect: the second coordinate, which no residual is about."""
     prior = np.array([[1.0, -1.0], [-1.0, 1.5]])
-    target = Target(
+    target = NewtonTarget(
         mean=np.zeros(2),
         covariance=np.eye(2),
         residual=np.array([30.0, 0.0]),
@@ -177,7 +177,7 @@ def test_what_rows_know_through_the_prior_alone_has_no_information_of_its_own():
 def test_where_residuals_were_asked_says_nothing_of_what_no_row_reads():
     """Effects near -3 whose mean was left at 5: the posterior is that of any place."""
     prior = np.array([[4.0, 0.0, -4.0], [0.0, 4.0, -4.0], [-4.0, -4.0, 8.5]])
-    target = Target(
+    target = NewtonTarget(
         mean=np.zeros(3),
         covariance=np.eye(3),
         residual=np.zeros(3),
@@ -205,7 +205,7 @@ def test_batches_are_factors_of_their_own_and_flat_priors_are_left_alone():
         curvature_stddev=1.0,
         prior=np.eye(2),
     )
-    both = Target(*(np.stack([field, 2.0 * field]) for field in one[:-3]))
+    both = NewtonTarget(*(np.stack([field, 2.0 * field]) for field in one[:-3]))
     centre = np.array([[0.1, 0.2], [0.3, 0.4]])
     found = natural_under_noise(both, centre, knows_noise=True)
     alone = natural_under_noise(one, centre[0], knows_noise=True)

@@ -21,14 +21,14 @@ from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.vips.row_sums.covariates import (
     Covariates,
-    Units,
+    CovariateUnits,
     bounded_moments,
     moment_norms,
     moments_block,
 )
 
 ROWS, DEGREES = 3_000, 4.0
-OWN = Units(np.zeros(3), np.ones(3))
+OWN = CovariateUnits(np.zeros(3), np.ones(3))
 PLACES = {"X": np.array([0, 2]), "x": np.array([0])}
 
 
@@ -115,7 +115,10 @@ def test_replacing_a_row_is_no_worse_than_stated() -> None:
     )
     places, values = {"X": np.array([0, 1])}, [0.0, 1.0, -50.0, 1e9, np.nan]
     X = np.array([(a, b) for a in values for b in values], np.float32)
-    units, one = Units(np.array([0.5, -1.0]), np.array([1.0, 20.0])), np.ones(1, bool)
+    units, one = (
+        CovariateUnits(np.array([0.5, -1.0]), np.array([1.0, 20.0])),
+        np.ones(1, bool),
+    )
     sums = [
         np.asarray(bounded_moments({"X": x[None]}, one, places, units, 1.0, 3.0))
         for x in X
@@ -248,7 +251,7 @@ def test_a_fit_with_covariates_of_truth_values_ends() -> None:
 def test_noise_leaves_a_covariance(positive: list[bool]) -> None:
     moments = np.array([[90.0, 300.0, 5.0], [300.0, 400.0, 0.0], [5.0, 0.0, -20.0]])
     for sign in (1.0, -1.0):
-        units = Units(np.array([3.0, -5.0]), np.array([1.0, 1e-3]))
+        units = CovariateUnits(np.array([3.0, -5.0]), np.array([1.0, 1e-3]))
         found = Covariates.with_moments(sign * moments, 100, units, np.array(positive))
         assert np.isfinite(found.root).all()
         assert np.isfinite(found.drawn(10, 0)).all()

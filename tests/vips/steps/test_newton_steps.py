@@ -15,7 +15,7 @@ import numpyro_vips as nv
 from numpyro_vips.vips.steps.newton_steps import (
     BLOCK,
     Bend,
-    Target,
+    NewtonTarget,
     Way,
     gradients,
     step_from,
@@ -26,10 +26,10 @@ STEPS = 50
 
 def _target(
     *, place: np.ndarray, matrix: np.ndarray, residual: np.ndarray, noise: float = 0.0
-) -> Target:
+) -> NewtonTarget:
     size = len(matrix)
     covariance = np.linalg.inv(matrix)
-    return Target(
+    return NewtonTarget(
         mean=place + covariance @ residual,
         covariance=covariance,
         residual=residual,
@@ -73,7 +73,7 @@ def run(
 def test_a_matrix_that_rounding_has_made_singular_ends_no_fit():
     """Noise that is paid for must not end in an error of linear algebra."""
     singular = np.array([[1e-4, 1e-9, 0.0], [1e-9, 1e-14, 0.0], [0.0, 0.0, 0.0]])
-    target = Target(
+    target = NewtonTarget(
         mean=np.array([1.0, 1e-5, 2.0]),
         covariance=singular,
         residual=np.ones(3),
