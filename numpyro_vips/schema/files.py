@@ -103,7 +103,8 @@ def _csv(
         # No hint: in a file without a header the first line is somebody's.
         missing = [name for name in names if f"'{name}'" in str(error)] or names
         raise ValueError(
-            f"Expected the first line of the file to name a column {quoted(missing)}."
+            f"Expected the first line of the file to name a column {quoted(missing)}. "
+            "Commas separate names and cells, without blanks."
         ) from None
     found = {}
     for name in names:

@@ -256,11 +256,27 @@ _NUMBERS = (
     "Write NaN where one is missing, and convert texts row by row, as "
     "pandas.to_numeric(column, errors='coerce') does",
 )
+# `to_numeric` makes them nanoseconds or the like, and of a missing one a huge number.
+_DATES = (
+    "numbers",
+    "Count from a date that is public, in pandas as "
+    "(column - pandas.Timestamp('2020-01-01')).dt.days, where a missing one is NaN",
+)
+_DURATIONS = (
+    "numbers",
+    "Count in a unit, in pandas as column.dt.days, where a missing one is NaN",
+)
+_TIMES = {"datetime64": _DATES, "Datetime": _DATES, "Date": _DATES} | {
+    "timedelta64": _DURATIONS,
+    "Duration": _DURATIONS,
+}
 _TEXTS = ("texts", "If it holds numbers, list the categories as integers")
 
 
 def _wrong_dtype(name: str, dtype: type, expected: tuple[str, str]) -> TypeError:
     # The class alone: a dtype may have categories, or the length of the longest text.
+    if expected is _NUMBERS:
+        expected = _TIMES.get(dtype.__name__, _NUMBERS)
     what, remedy = expected
     return TypeError(
         f"Expected column {name!r} to hold {what}, got the dtype {dtype.__name__}. "

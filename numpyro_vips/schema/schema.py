@@ -54,9 +54,12 @@ class Schema(Encoding, Mapping[str, Column]):
         self._columns = {**(columns or {}), **named}
         for name, column in self._columns.items():
             if not isinstance(column, Column):
+                got = type(column).__name__
+                if isinstance(column, type):
+                    got = f"the class {column.__name__}"
                 raise TypeError(
-                    f"Expected {name!r} to be a column, such as Bounded(0, 120), got "
-                    f"{type(column).__name__}."
+                    f"Expected {name!r} to be a column, such as Bounded(0, 120) or "
+                    f"Binary(), got {got}."
                 )
             if (name == INTERCEPT) != isinstance(column, Intercept):
                 raise ValueError(

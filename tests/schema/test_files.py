@@ -63,8 +63,10 @@ def test_files_are_encoded_as_their_tables_are(tmp_path, name):
 def test_a_column_that_is_absent_is_named(tmp_path, name):
     path = tmp_path / name
     WRITERS[name](path)
-    hint = "" if name == "people.csv" else r" Did you mean 'age'\?"
-    with pytest.raises(ValueError, match=rf"column 'agee'\.{hint}$"):
+    hint = r"Did you mean 'age'\?"
+    if name == "people.csv":
+        hint = "Commas separate names and cells, without blanks."
+    with pytest.raises(ValueError, match=rf"column 'agee'\. {hint}$"):
         nv.Schema(agee=nv.Bounded(0, 1)).encode(path)
 
 

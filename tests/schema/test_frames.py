@@ -168,6 +168,39 @@ def test_errors_quote_no_value(as_table, replaced, kind, message):
     assert SECRET not in str(raised.value) and "123456" not in str(raised.value)
 
 
+DAYS = np.array(["2020-01-11", "NaT"], "M8[D]")
+
+
+@pytest.mark.parametrize(
+    ("column", "remedy"),
+    [
+        (DAYS, "Count from a date"),
+        (DAYS - np.datetime64("2020-01-01"), "Count in a unit"),
+    ],
+)
+@pytest.mark.parametrize("as_table", [dict, pd.DataFrame, "polars", "pyarrow"])
+def test_times_are_to_be_counted(as_table, column, remedy):
+    """`pandas.to_numeric` makes nanoseconds of them, and -2**63 of a missing one."""
+    if isinstance(as_table, str):
+        library = pytest.importorskip(as_table)
+        make = getattr(library, "DataFrame", None) or library.table
+        as_table = lambda columns: make(  # noqa: E731
+            {name: np.asarray(cells).tolist() for name, cells in columns.items()}
+        )
+    with pytest.raises(TypeError, match=f"'age' to hold numbers.*{remedy}") as raised:
+        SMALL.encode(as_table({**PEOPLE, "age": column}))
+    assert "to_numeric" not in str(raised.value)
+
+
+def test_counted_times_are_numbers_and_missing_ones_are_missing():
+    """As the message says to do it."""
+    column = pd.Series(DAYS.astype("M8[ns]"))
+    counted = (column - pd.Timestamp("2020-01-01")).dt.days
+    schema = nv.Schema(age=nv.Bounded(0, 20, missing="indicator"))
+    X = schema.encode(pd.DataFrame({"age": counted}))
+    np.testing.assert_array_equal(X, [[0, 0], [0, 1]])
+
+
 def test_errors_quote_no_categories_of_a_dtype():
     dtype = pd.CategoricalDtype([SECRET, "b"], ordered=True)
     table = pd.DataFrame(PEOPLE).assign(age=pd.Series([SECRET, "b"], dtype=dtype))
