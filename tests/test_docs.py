@@ -97,6 +97,44 @@ def test_models_are_compared_inside_one(repository):
     assert abs(names["bend"].mean() - 1.5) < 6 * names["bend"].std() < 1.5
 
 
+def padded(repository: Any, visits: Any) -> dict[str, Any]:
+    """What docs/models.md makes of a table with one row per visit."""
+    blocks = code_blocks(repository / "docs" / "models.md")
+    (block,) = [block for block in blocks if "cumcount" in block]
+    schema = nv.Schema(age=nv.Bounded(0, 100), ill=nv.Binary())
+    names: dict[str, Any] = {"np": np, "schema": schema, "visits": visits}
+    names["max_visits"] = 2
+    exec(block, names)
+    return names
+
+
+def test_visits_are_padded_person_by_person(repository):
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("narwhals")
+    nan = math.nan
+    visits = pd.DataFrame(
+        {
+            "person": ["a", "b", None, "a", "c", "a", "b"],
+            "date": [3, 1, 1, 1, 5, 2, 2],
+            "age": [30.0, 50.0, 99.0, 10.0, nan, 20.0, 60.0],
+            "ill": [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, nan],
+        }
+    )
+    found = padded(repository, visits)
+    expected = {  # ages, encoded; the third visit of a is dropped
+        "a": ([-0.8, -0.6], [True, True], [1, 0]),
+        "b": ([0.0, 0.0], [True, False], [0, 0]),
+        "c": ([0.0, 0.0], [True, False], [1, 0]),
+    }
+    people = dict.fromkeys(found["visits"]["person"])  # in the order of their rows
+    assert people.keys() == expected.keys()
+    for row, name in enumerate(people):
+        ages, seen, ill = expected[name]
+        np.testing.assert_allclose(found["X"][row, :, 0], ages)
+        np.testing.assert_array_equal(found["seen"][row], seen)
+        np.testing.assert_array_equal(found["y"][row], ill)
+
+
 def test_groups_of_a_table_are_places_in_a_list(repository):
     """In the order that docs/tables.md says."""
     (block,) = [
