@@ -18,7 +18,7 @@ from numpyro_vips.fitting.bounds.seen_norms import (
     seen_norms,
 )
 from numpyro_vips.fitting.step import Step
-from numpyro_vips.privacy.releases import SQUARES, Kept
+from numpyro_vips.privacy.releases import Kept
 
 # From parts of the joint vector whose rows noise hides, and their noisy counts, to the
 # norms that priors draw; see `prior_norms`.
@@ -222,7 +222,7 @@ _MOST_OF_MIDDLE = 4.0
 def _norm(seen: SeenNorms, part: NormPart, histogram: NormHistogram) -> float:
     """The norm to which a part is clipped, of which a histogram has shown something."""
     noise, later = histogram.relative_noise(part), histogram.later
-    if SQUARES & set(part.blocks):
+    if part.is_information:
         return min(seen.least_harm(noise), seen.least_loss(noise))
     if not part.is_balanced:
         return seen.least_harm(noise)

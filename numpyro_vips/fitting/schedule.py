@@ -328,9 +328,16 @@ class _Planner:
             again = self._norms(open_parts, REFRESH_SHARE)
             self.steps += [pilot, again] * num_pilots
             self.share -= (PILOT_OF_CURVATURE_SHARE + REFRESH_SHARE) * num_pilots
-        self.share -= share * len(numbers)
         step = self._from_all_rows(blocks, share, self._parts)
-        return {number: [step] for number in numbers}
+        found = {number: [step] for number in numbers}
+        self.share -= share * len(numbers)
+        if open_parts:
+            # Where logits are large, curvatures are much smaller than at the start.
+            later = [number for number in numbers if number > 0]
+            for number in later:
+                found[number] = [self._norms(open_parts, REFRESH_SHARE), step]
+            self.share -= REFRESH_SHARE * len(later)
+        return found
 
     def release_information(self) -> dict[int, list[Step]]:
         """What intervals need, when the globals are near to where they end.

@@ -36,7 +36,13 @@ from numpyro_vips.model.synthetic.synthetic_rows import (
     rows_of_encodings,
     rows_of_other_sizes,
 )
-from numpyro_vips.privacy.releases import WHOLE_VECTOR, Columns, Release, Together
+from numpyro_vips.privacy.releases import (
+    SQUARES,
+    WHOLE_VECTOR,
+    Columns,
+    Release,
+    Together,
+)
 
 # Well within the range of norms that mechanisms take.
 _SMALLEST, _LARGEST = 1e-29, 1e29
@@ -65,6 +71,8 @@ class NormPart:
         those of the other parts.
       unbalanced: Which part of what is clipped off differences to redrawn rows does not
         add up to zero; see `SeenNorms.least_variance`.
+      is_information: Whether it is rows' information, or moments that stand for it; see
+        `SeenNorms.least_loss`.
     """
 
     name: str
@@ -77,6 +85,7 @@ class NormPart:
     columns: Columns | None = None
     is_late: bool = False
     unbalanced: float = UNBALANCED
+    is_information: bool = False
 
     @property
     def grid(self) -> np.ndarray:
@@ -134,6 +143,7 @@ def _parts_of_one_vector(
             blocks=(block.name,),
             reference=squared_norm(reference),
             is_late=True,
+            is_information=block.name in SQUARES,
         )
         for kind in ("pilot", "information")
         for block in engine.blocks(kind)
@@ -164,6 +174,7 @@ def _parts_of_statistics(
     bounded = _bounded_by_encodings(trial, graph.arguments, rows)
     largest |= {name: bounded[name] for name in varying & bounded.keys()}
     varying -= bounded.keys() - engine.recentred
+    information = {block.name for block in engine.blocks("refreshed")}
     grown = dict.fromkeys(engine.growing.difference(varying), _MOST_GROWN)
     parts = tuple(
         NormPart(
@@ -173,6 +184,7 @@ def _parts_of_statistics(
             is_fixed=name not in varying,
             is_balanced=name in engine.balanced,
             is_lasting=name in engine.lasting,
+            is_information=name in information,
         )
         for name, norm in largest.items()
     )
@@ -280,6 +292,7 @@ def joined(
             is_balanced=all(by_block[name].is_balanced for name in mine.blocks),
             is_lasting=all(by_block[name].is_lasting for name in mine.blocks),
             directions=mine.directions,
+            is_information=all(by_block[name].is_information for name in mine.blocks),
         )
         for mine in shared
     ]

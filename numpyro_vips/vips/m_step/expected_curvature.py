@@ -22,9 +22,17 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
+from numpyro_vips.vips.m_step.hidden_eigenvalues import (
+    hidden_eigenvalues,
+    moved_together,
+)
+
 # Nodes and weights of the mean over a standard Normal.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+# The least mean of the eigenvalues that is thought of, in standard deviations of the
+# noise.
+_LEAST_MEAN = 0.05
 # Logits beyond which σ' is nothing.
 _LARGEST_LOGIT = 600.0
 
@@ -89,8 +97,7 @@ def _without_spread(
     curvature: Float64[np.ndarray, "size size"],
     noise_stddev: Float64[np.ndarray, "size size"],
 ) -> Float64[np.ndarray, "size size"]:
-    """A noisy matrix, nearer to one of equal eigenvalues by as much as noise has driven
-    them apart (Ledoit and Wolf, 2004), and with none below zero.
+    """What is expected of a matrix that was released with noise.
 
     Eigenvalues are compared where noise is equal in all entries of the diagonal.
 
@@ -99,17 +106,18 @@ def _without_spread(
       noise_stddev: Standard deviation of the noise in each entry.
     """
     own = np.diag(noise_stddev)
-    is_noisy = own > 0
-    units = np.sqrt(np.where(is_noisy, own, 1.0))
+    if not np.any(own > 0):
+        return _positive_part(curvature)
+    units = np.sqrt(np.where(own > 0, own, 1.0))
     units = np.outer(units, units)
-    matrix = curvature / units
-    size = np.diag(matrix)
-    if np.any(is_noisy):
-        size = np.where(is_noisy, max(float(np.mean(size[is_noisy])), 0.0), size)
-    spread = float(np.sum((matrix - np.diag(size)) ** 2))
-    of_noise = float(np.sum((noise_stddev / units) ** 2))
-    share = min(of_noise / spread, 1.0) if spread > 0 else 0.0
-    return _positive_part(share * np.diag(size) + (1.0 - share) * matrix) * units
+    values, axes = np.linalg.eigh(curvature / units)
+    variance = (noise_stddev / units) ** 2
+    variance[np.diag_indices(len(variance))] *= 0.5
+    between = (axes**2).T @ variance @ axes**2
+    stddev = np.sqrt(2.0 * np.diag(between))
+    found = moved_together(values, between)
+    means = hidden_eigenvalues(found, stddev, least=_LEAST_MEAN).mean
+    return (axes * means) @ axes.T * units
 
 
 def _positive_part(

@@ -13,18 +13,14 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
-# The posterior is a mixture over these quantiles of what an eigenvalue may be. They
-# leave out the outermost twentieth.
-_QUANTILES = 0.025 + 0.95 * (np.arange(20) + 0.5) / 20
-# How far below zero an eigenvalue may be found, in standard deviations.
-_MOST_STDDEVS = 30.0
+from numpyro_vips.vips.m_step.hidden_eigenvalues import (
+    hidden_eigenvalues,
+    moved_together,
+)
+
 # How much larger than it was taken for an eigenvalue may be, in standard deviations of
 # the noise in it.
 _MOST_HIDDEN = 2.0
-# How probable it is beforehand that rows say nothing along a direction, as of the
-# weight of a column of zeros.
-_NOTHING = 0.1
-
 # The central interval that the Normal which is handed out has in common with the
 # mixture. A mean of its variances would be that of its far tail: a hundredth of a prior
 # a hundred times as wide makes a Normal ten times too wide.
@@ -198,12 +194,9 @@ def rows_information(
 
     Noise drives eigenvalues apart. They are moved together by what it does on average
     (Bun, Allez, Bouchaud and Potters, 2016, for matrices with additive noise). What is
-    left is uncertain: an eigenvalue was found with normal noise, and is zero, with a
-    probability of a tenth beforehand, or exponentially distributed. The mean of that is
-    the trace's, or what clipped rows can add up to if that is less, minus a standard
-    deviation of the trace's noise, so that what is hidden by noise counts for little.
-    The eigenvalue that is returned gives the posterior the interval that a mixture over
-    these has.
+    left is uncertain; see `hidden_eigenvalues`. Their mean is no more than what clipped
+    rows can add up to. The eigenvalue that is returned gives the posterior the interval
+    that a mixture over all that it may be has.
 
     Args:
       information: The release.
@@ -216,31 +209,19 @@ def rows_information(
     found = Spectrum(axes, values)
     if information.is_noisy:
         between = information.noise_between(axes)
-        stddev = np.sqrt(2.0 * np.diag(between))
-        gaps = values[:, None] - values
-        near = gaps**2 + 2.0 * between
-        push = between * gaps / np.where(near > 0, near, 1.0)
-        values = values - 2.0 * np.sum(push, axis=1)
         prior = found.along(prior_precision)
         noise = found.along(variance)
-        trace_stddev = math.sqrt(np.sum(stddev**2)) / len(values)
         # The d eigenvalues of a row add up to √d times its norm at most.
         most = float(np.mean(information.most_along(axes))) / math.sqrt(len(values))
-        mean = min(float(np.mean(values)), most)
-        typical = max(mean - trace_stddev, float(np.mean(prior)))
-        shifted = values - stddev**2 / typical
-        # An axis without noise is known.
-        stddev = np.where(stddev > 0, stddev, np.finfo(np.float64).tiny ** 0.25)
-        positive = special.ndtr(np.maximum(shifted / stddev, -_MOST_STDDEVS))
-        # Quantiles of a Normal that is cut off at zero, by its upper tail.
-        tails = np.outer(positive, 1.0 - _QUANTILES)
-        tried = shifted[:, None] - stddev[:, None] * special.ndtri(tails)
-        tried = np.maximum(tried, 0.0)
-        known = known_precision(tried, noise[:, None])
-        nothing = _probability_of_nothing(values / stddev, typical / stddev)[:, None]
-        evenly = np.broadcast_to((1.0 - nothing) / len(_QUANTILES), known.shape)
+        hidden = hidden_eigenvalues(
+            moved_together(values, between),
+            np.sqrt(2.0 * np.diag(between)),
+            least=float(np.mean(prior)),
+            most=most,
+        )
+        known = known_precision(hidden.values, noise[:, None])
         parts = np.hstack([1.0 / prior[:, None], 1.0 / (prior[:, None] + known)])
-        weights = np.hstack([nothing, evenly])
+        weights = np.hstack([hidden.nothing[:, None], hidden.weights])
         if keeps_squares:
             variances = np.sum(weights * parts, axis=1)
         else:
@@ -248,23 +229,6 @@ def rows_information(
         known = np.maximum(1.0 / variances - prior, 0.0)
         values = 0.5 * (known + np.sqrt(known**2 + 4.0 * known * noise))
     return Spectrum(axes, np.maximum(values, 0.0))
-
-
-def _probability_of_nothing(
-    found: Float64[np.ndarray, " read"], typical: Float64[np.ndarray, " read"]
-) -> Float64[np.ndarray, " read"]:
-    """How probable it is that an eigenvalue is zero, in units of its noise.
-
-    Args:
-      found: The eigenvalues as they were found.
-      typical: Mean of the exponential distribution of those that are not zero.
-    """
-    # The odds, by logarithms: of N(0, 1), and of an exponential with normal noise.
-    zero = -0.5 * found**2 - 0.5 * math.log(2.0 * math.pi)
-    shifted = found - 1.0 / typical
-    other = -found / typical + 0.5 / typical**2 - np.log(typical)
-    other = other + special.log_ndtr(shifted)
-    return special.expit(special.logit(_NOTHING) + zero - other)
 
 
 def _variance_with_the_interval_of(

@@ -469,7 +469,7 @@ def test_a_posterior_that_would_overflow_is_the_guide_and_says_so():
 
     y = np.random.default_rng(0).normal(1.0, 1.0, 60).astype(np.float32)
     with warnings.catch_warnings(action="ignore"):
-        result = fit_to(model, y, budget=0.05, engine="dpvi", insecure_seed=1)
+        result = fit_to(model, y, budget=0.005, engine="dpvi", insecure_seed=1)
     assert isinstance(result.posterior, NormalPosterior)
     said = " ".join(result.diagnostics["warnings"])
     assert "do not allow for the noise" in said
