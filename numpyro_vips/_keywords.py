@@ -1,13 +1,17 @@
-"""Errors about keywords of `PrivateVI`, which say where a setting belongs."""
+"""Errors about keywords and keys, which say what to write.
+
+Those of `PrivateVI` say where a setting belongs.
+"""
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from numpyro_vips.errors import did_you_mean
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 # Where else a setting belongs that is none of `PrivateVI`.
 _PLACES = {
@@ -42,13 +46,7 @@ def naming_places(
 
     @functools.wraps(init)
     def checked(self: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        for name in kwargs:
-            if name in _PLACES:
-                raise TypeError(f"PrivateVI has no {name}=: write {_PLACES[name]}.")
-            if name not in known and name != "model":
-                hint = did_you_mean(name, known)
-                hint = hint or f"It has {', '.join(f'{k}=' for k in sorted(known))}."
-                raise TypeError(f"PrivateVI has no {name}=. {hint}")
+        _check("PrivateVI", kwargs.keys() - {"model"}, known, _PLACES)
         if "budget" not in kwargs:
             raise TypeError(
                 "PrivateVI needs budget=nv.PrivacyBudget(epsilon, delta), such as "
@@ -58,3 +56,43 @@ def naming_places(
         init(self, *args, **kwargs)
 
     return checked
+
+
+def needing_key(
+    call: str, **places: str
+) -> Callable[[Callable[Concatenate[Any, _P], _T]], Callable[Concatenate[Any, _P], _T]]:
+    """Lets errors of a method whose first argument is a key say what to pass.
+
+    Args:
+      call: How the method is called, with its name, for who has given no key.
+      places: What to write in place of keywords that it does not have.
+    """
+    name, _, _ = call.partition("(")
+
+    def telling(
+        method: Callable[Concatenate[Any, _P], _T],
+    ) -> Callable[Concatenate[Any, _P], _T]:
+        known = inspect.signature(method).parameters.keys() - {"self"}
+
+        @functools.wraps(method)
+        def checked(self: Any, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+            _check(name, kwargs, known, places)
+            if not args and "rng_key" not in kwargs:
+                raise TypeError(f"{name} needs a key of jax.random: {call}.")
+            return method(self, *args, **kwargs)
+
+        return checked
+
+    return telling
+
+
+def _check(
+    owner: str, names: Iterable[str], known: Set[str], places: Mapping[str, str]
+) -> None:
+    for name in names:
+        if name in places:
+            raise TypeError(f"{owner} has no {name}=: write {places[name]}.")
+        if name not in known:
+            hint = did_you_mean(name, known)
+            hint = hint or f"It has {', '.join(f'{k}=' for k in sorted(known))}."
+            raise TypeError(f"{owner} has no {name}=. {hint}")

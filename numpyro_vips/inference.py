@@ -49,7 +49,7 @@ from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.handlers import check_marked, name_of, private
 from numpyro_vips.jax_tools.entry_points import computing
-from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
+from numpyro_vips.jax_tools.random_keys import as_threefry, platforms, single_key
 from numpyro_vips.jax_tools.rounding import check_numbers_that_are_not_finite_are_seen
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.facts.loops_of_rows import warning_of_loops
@@ -337,7 +337,7 @@ class PrivateVI:
           UnusablePosteriorError: What the fit ended in is no posterior. The error holds
           the result and what was released.
         """
-        check_key(rng_key)
+        rng_key = single_key(rng_key, "run(rng_key, X, y)")
         started = time.perf_counter()
         reducer = Reducer() if self.across is None else self.across.reducer()
         options = self.schedule_options

@@ -14,8 +14,10 @@ import jax
 import numpy as np
 
 from numpyro_vips import _html, _validate, result_file
+from numpyro_vips._keywords import needing_key
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.entry_points import computing
+from numpyro_vips.jax_tools.random_keys import single_key
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.facts.axis_labels import AxisLabels
 from numpyro_vips.model.row_queries import RowQuery
@@ -124,6 +126,11 @@ class PrivateVIResult:
         """
         return dict(self.posterior.params)
 
+    @needing_key(
+        "sample_posterior(jax.random.key(1), sample_shape=(1000,))",
+        num_samples="sample_shape=(1000,) for a thousand draws",
+        num_chains="sample_shape=(4, 1000) for four chains",
+    )
     @computing
     def sample_posterior(
         self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
@@ -153,8 +160,9 @@ class PrivateVIResult:
           Draws by site, ready for `numpyro.infer.Predictive(model, samples)`.
 
         Raises:
-          TypeError: `sample_shape` is a number.
+          TypeError: `sample_shape` is a number, or there is no key.
         """
+        rng_key = single_key(rng_key, "sample_posterior(rng_key, sample_shape)")
         if np.ndim(sample_shape) == 0:
             raise TypeError(
                 f"Expected sample_shape={sample_shape!r} to be a tuple, as in "
@@ -302,6 +310,10 @@ class PrivateVIResult:
             programs=self._programs,
         )
 
+    @needing_key(
+        "to_arviz(jax.random.key(1), num_samples=1000)",
+        sample_shape="num_samples=1000 and num_chains=1",
+    )
     def to_arviz(
         self,
         rng_key: jax.Array,
@@ -346,8 +358,10 @@ class PrivateVIResult:
           `arviz.InferenceData` with arviz 0.x, `xarray.DataTree` with arviz 1.x.
 
         Raises:
+          TypeError: There is no key.
           ValueError: `coords` or `dims` do not fit the posterior.
         """
+        rng_key = single_key(rng_key, "to_arviz(rng_key)")
         _validate.positive_integer(num_samples=num_samples, num_chains=num_chains)
         # Both take long to import, and fitting needs neither.
         import arviz

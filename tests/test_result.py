@@ -1,6 +1,7 @@
 """Results: draws, parameters, and what they say of themselves."""
 
 import math
+import re
 import subprocess
 import sys
 
@@ -37,6 +38,50 @@ def test_draws_have_the_sample_shape_and_follow_the_key(result, sample_shape):
 def test_a_number_of_draws_is_asked_for_as_a_tuple(result):
     with pytest.raises(TypeError, match=r"sample_shape=\(100,\)"):
         result.sample_posterior(jax.random.key(0), 100)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "expected"),
+    [
+        (
+            *("sample_posterior", {"num_samples": 100}),
+            "has no num_samples=: write sample_shape=(1000,) for a thousand draws.",
+        ),
+        (
+            *("sample_posterior", {}),
+            "needs a key of jax.random: "
+            "sample_posterior(jax.random.key(1), sample_shape=(1000,)).",
+        ),
+        ("sample_posterior", {"key": KEY}, "no key=. Did you mean 'rng_key'?"),
+        ("sample_posterior", {"rng_key": 1}, "first argument of sample_posterior"),
+        (
+            "to_arviz",
+            {"num_samples": 7},
+            "to_arviz needs a key of jax.random: to_arviz",
+        ),
+        (
+            "to_arviz",
+            {"sample_shape": (7,)},
+            "write num_samples=1000 and num_chains=1.",
+        ),
+        ("to_arviz", {"rng_key": 1}, "first argument of to_arviz to be a key"),
+    ],
+)
+def test_who_gives_no_key_or_another_methods_keyword_is_told_what_to_pass(
+    result, method, given, expected
+):
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        getattr(result, method)(**given)
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_a_key_as_words_draws_what_the_typed_one_does(result, kind):
+    with jax.default_prng_impl(kind):
+        words = jax.random.PRNGKey(3)
+        expected = result.sample_posterior(jax.random.key(3), (4,))
+        for key in (words, np.asarray(words)):
+            for name, draws in result.sample_posterior(key, (4,)).items():
+                np.testing.assert_array_equal(draws, expected[name])
 
 
 def test_draws_go_into_predictive(result):

@@ -46,6 +46,22 @@ def is_threefry(dtype: Any) -> bool:
     return dtype == threefry_key(0).dtype
 
 
+def typed_key(rng_key: Any) -> jax.Array:
+    """The key as a typed one, with the same draws.
+
+    Keys of callers become typed where they come in, so that what is behind knows one
+    kind of array alone: words of a key are two or four numbers.
+
+    Args:
+      rng_key: A single key, typed or as `uint32` words, of which two are a threefry
+        key and any other number is a key of JAX's default kind.
+    """
+    if is_key(rng_key):
+        return rng_key
+    kind = FAITHFUL if rng_key.shape == (2,) else None
+    return jax.random.wrap_key_data(jnp.asarray(rng_key), impl=kind)
+
+
 def as_threefry(rng_key: jax.Array) -> jax.Array:
     """A typed threefry key made from any key.
 
@@ -53,13 +69,9 @@ def as_threefry(rng_key: jax.Array) -> jax.Array:
     the same key always gives the same result, on any platform.
 
     Args:
-      rng_key: A single key, typed or as `uint32` words, of which two are a threefry
-        key and any other number is a key of JAX's default kind.
+      rng_key: A single key, as for `typed_key`.
     """
-    if not is_key(rng_key):
-        if rng_key.shape == (2,):
-            return jax.random.wrap_key_data(rng_key, impl=FAITHFUL)
-        rng_key = jax.random.wrap_key_data(rng_key)
+    rng_key = typed_key(rng_key)
     if is_threefry(rng_key.dtype):
         return rng_key
     key = threefry_key(0)
@@ -68,11 +80,15 @@ def as_threefry(rng_key: jax.Array) -> jax.Array:
     return key
 
 
-def check_key(rng_key: Any) -> None:
-    """Checks that the first argument of `run` is a single key.
+def single_key(rng_key: Any, call: str) -> jax.Array:
+    """The first argument of a method, a single key, as a typed one.
+
+    Args:
+      rng_key: What was given.
+      call: How the method is called, such as `"run(rng_key, X, y)"`.
 
     Raises:
-      TypeError: It is something else.
+      TypeError: It is no single key.
     """
     is_typed = isinstance(rng_key, jax.Array) and is_key(rng_key)
     if is_typed and rng_key.shape != ():
@@ -86,11 +102,13 @@ def check_key(rng_key: Any) -> None:
         and rng_key.shape in ((2,), jax.random.key_data(jax.random.key(0)).shape)
     )
     if not (is_typed or is_words):
+        method, _, _ = call.partition("(")
         raise TypeError(
-            "Expected the first argument of run to be a key such as "
-            f"jax.random.key(0), got {type(rng_key).__name__}. The model's arguments "
-            "follow it: run(rng_key, X, y)."
+            f"Expected the first argument of {method} to be a key such as "
+            f"jax.random.key(0), got {type(rng_key).__name__}. The other arguments "
+            f"follow it: {call}."
         )
+    return typed_key(rng_key)
 
 
 def platforms(rng_key: Any) -> str:

@@ -10,11 +10,11 @@ import pytest
 from numpyro_vips.jax_tools.random_keys import (
     FAITHFUL,
     as_threefry,
-    check_key,
     is_key,
     is_threefry,
     numbers_of,
     platforms,
+    single_key,
     threefry_key,
 )
 
@@ -74,14 +74,29 @@ def test_under_vmap_a_row_draws_what_it_would_draw_alone() -> None:
 @pytest.mark.parametrize(
     "key", [jax.random.key(0), jax.random.PRNGKey(0), np.zeros(2, np.uint32)]
 )
-def test_keys_are_taken(key: Any) -> None:
-    check_key(key)
+def test_a_key_of_any_form_becomes_a_typed_one_of_the_same_words(key: Any) -> None:
+    found = single_key(key, "run(rng_key, X)")
+    assert is_key(found) and found.shape == ()
+    np.testing.assert_array_equal(jax.random.key_data(found), numbers_of(key))
+
+
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_a_key_of_four_words_draws_as_before_once_it_is_typed(kind: str) -> None:
+    with jax.default_prng_impl(kind):
+        words = jax.random.PRNGKey(3)
+        assert words.shape == (4,)
+        for key in (words, np.asarray(words), jax.random.key(3)):
+            found = single_key(key, "run(rng_key, X)")
+            assert is_key(found)
+            np.testing.assert_array_equal(
+                jax.random.normal(found, (5,)), jax.random.normal(words, (5,))
+            )
 
 
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        (0, "got int"),
+        (0, r"first argument of run to be a key .* got int.*: run\(rng_key, X\)"),
         (np.zeros(3, np.uint32), "such as jax.random.key"),
         (np.zeros(2, np.int32), "such as jax.random.key"),
         (jax.random.split(jax.random.key(0), 2), r"array of keys of shape \(2,\)"),
@@ -89,7 +104,7 @@ def test_keys_are_taken(key: Any) -> None:
 )
 def test_what_is_no_single_key_is_refused(key: Any, reason: str) -> None:
     with pytest.raises(TypeError, match=reason):
-        check_key(key)
+        single_key(key, "run(rng_key, X)")
 
 
 def test_only_typed_keys_are_keys() -> None:
