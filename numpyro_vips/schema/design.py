@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from numpyro_vips.errors import did_you_mean
 from numpyro_vips.schema.columns import Bounded, Column, Intercept
 from numpyro_vips.schema.encoding import INTERCEPT, ColumnProduct, Encoding
-from numpyro_vips.schema.files import opened
+from numpyro_vips.schema.files import opened_table
 
 # What the formulas of other packages compute from all rows, or may.
 _REMEDY = (
@@ -75,7 +75,7 @@ class Design(Encoding):
                 f"Expected {self.formula!r} to have a response, 'y ~ ...'."
             )
         column = dict(self.columns)[name]
-        return column.response(opened(frame, {name: column}), name)
+        return column.response(opened_table(frame, {name: column}), name)
 
     def __repr__(self) -> str:
         return f"Design({self.formula!r}: {', '.join(self.design_columns)})"

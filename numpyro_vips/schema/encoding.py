@@ -13,7 +13,7 @@ from jaxtyping import Float
 from numpyro_vips.errors import quoted
 from numpyro_vips.schema.columns import Column, EncodedColumn, Intercept, Interval
 from numpyro_vips.schema.encoded_rows import encoded_rows
-from numpyro_vips.schema.files import opened
+from numpyro_vips.schema.files import opened_table
 
 INTERCEPT = "intercept"
 
@@ -105,10 +105,11 @@ class Encoding(abc.ABC):
             not installed.
           TypeError: A column has another dtype than the schema expects, or this is no
             table. Messages quote names and dtypes, never values.
-          ValueError: A column is absent, or columns have different lengths.
+          ValueError: A column is absent or there twice, or columns have different
+            lengths.
         """
         columns = {name: c for term in self.terms for name, c in term.items()}
-        frame = opened(frame, columns)
+        frame = opened_table(frame, columns)
         blocks = {name: column.encode(frame, name) for name, column in columns.items()}
         lengths = {
             len(blocks[name])

@@ -7,29 +7,33 @@ line with too few or too many cells is left out. Quotes have to be closed, as pr
 that write such files see to: an open one takes the lines after it along.
 """
 
+import csv
+import io
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from numpyro_vips.errors import did_you_mean, quoted
+from numpyro_vips.errors import quoted
 from numpyro_vips.schema.columns import Column, Intercept
+from numpyro_vips.schema.frames import check_is_no_two, check_name
 
 # Bytes of a CSV file that Arrow may look at together.
 _LARGEST_BLOCK = 2**31 - 1
 _TRUTH_VALUES = {"true": 1.0, "false": 0.0}
 
 
-def opened(frame: Any, columns: Mapping[str, Column]) -> Any:
+def opened_table(frame: Any, columns: Mapping[str, Column]) -> Any:
     """The table itself, or the columns of the file that `frame` is the path of.
 
     Raises:
       FileNotFoundError: There is no such file.
       ImportError: pyarrow is not installed.
-      ValueError: A column is absent, or the name of the file ends otherwise.
+      ValueError: A column is absent or there twice, or the name of the file ends
+        otherwise.
     """
     if not isinstance(frame, str | os.PathLike):
         return frame
@@ -52,14 +56,6 @@ def opened(frame: Any, columns: Mapping[str, Column]) -> Any:
         ) from None
 
 
-def _check(names: Iterable[str], known: Iterable[str]) -> None:
-    known = list(known)
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise ValueError(f"Expected the file to have a column {name!r}. {hint}")
-
-
 def _csv(
     path: Path, names: list[str], columns: Mapping[str, Column]
 ) -> dict[str, np.ndarray]:
@@ -71,27 +67,30 @@ def _csv(
       columns: What is known of them, by name.
 
     Raises:
-      ValueError: The file's first line does not name a column.
+      ValueError: The file's first line does not name a column, or names it twice.
     """
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import csv as arrow_csv
 
-    options = csv.ParseOptions(
+    options = arrow_csv.ParseOptions(
         newlines_in_values=True, invalid_row_handler=lambda _: "skip"
     )
     # Arrow decompresses a file whose name says so, `people.csv.gz`.
     with pa.input_stream(str(path)) as stream:
         content = pa.py_buffer(stream.read())
+    header = _header(pa.BufferReader(content))
+    for name in names:
+        check_is_no_two(name, header, "file")
     # One block, also for the names: a cell that is longer than a block is an error, and
     # so is one with line breaks that ends in another. Bytes, since whether they are
     # texts is for each cell.
     size = min(content.size + 1, _LARGEST_BLOCK)
     try:
-        table = csv.read_csv(
+        table = arrow_csv.read_csv(
             pa.BufferReader(content),
-            read_options=csv.ReadOptions(block_size=size),
+            read_options=arrow_csv.ReadOptions(block_size=size),
             parse_options=options,
-            convert_options=csv.ConvertOptions(
+            convert_options=arrow_csv.ConvertOptions(
                 include_columns=names,
                 include_missing_columns=False,
                 column_types=dict.fromkeys(names, pa.binary()),
@@ -117,6 +116,21 @@ def _csv(
     return found
 
 
+def _header(content: Any) -> list[str]:
+    """The cells of the first line that is not empty; none if Python cannot read it.
+
+    Of a name that is there twice Arrow takes the first column without a word.
+
+    Args:
+      content: The file, opened for reading bytes.
+    """
+    text = io.TextIOWrapper(content, "utf-8-sig", "replace", newline="")
+    try:
+        return next(filter(None, csv.reader(text)), [])
+    except csv.Error:  # A cell is too long for it, and no name is.
+        return []
+
+
 def _number(cell: bytes | None) -> float:
     """A cell's number; NaN if it is none."""
     if cell is None:
@@ -131,7 +145,9 @@ def _number(cell: bytes | None) -> float:
 def _parquet(path: Path, names: list[str], columns: Any) -> Any:
     from pyarrow import parquet
 
-    _check(names, parquet.read_schema(path).names)
+    known = parquet.read_schema(path).names
+    for name in names:
+        check_name(name, known, "file")
     return parquet.read_table(path, columns=names)
 
 
@@ -139,7 +155,8 @@ def _arrow(path: Path, names: list[str], columns: Any) -> Any:
     from pyarrow import feather
 
     table = feather.read_table(path, memory_map=True)
-    _check(names, table.column_names)
+    for name in names:
+        check_name(name, table.column_names, "file")
     return table.select(names)
 
 

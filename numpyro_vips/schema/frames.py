@@ -11,7 +11,7 @@ judged by its type, and none of its own code runs, such as a comparison that rai
 import decimal
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ def numbers(frame: Any, name: str) -> Float[np.ndarray, " rows"]:
     Raises:
       ImportError: The frame is no mapping, and narwhals is not installed.
       TypeError: The column is of another dtype, or the frame is no table.
-      ValueError: There is no such column.
+      ValueError: There is no such column, or several of the name.
     """
     column = _column(frame, name)
     if isinstance(column, list):
@@ -59,7 +59,7 @@ def texts(frame: Any, name: str) -> list[str | None]:
     Raises:
       ImportError: The frame is no mapping, and narwhals is not installed.
       TypeError: The column is of another dtype, or the frame is no table.
-      ValueError: There is no such column.
+      ValueError: There is no such column, or several of the name.
     """
     column = _column(frame, name)
     if isinstance(column, list):
@@ -81,6 +81,34 @@ def texts(frame: Any, name: str) -> list[str | None]:
         None if is_missing else _text(cell)
         for cell, is_missing in zip(cells, missing, strict=True)
     ]
+
+
+def check_name(name: str, known: Sequence[str], what: str) -> None:
+    """Checks that one column has a name.
+
+    Args:
+      name: The name.
+      known: The names of all columns.
+      what: What has the columns.
+
+    Raises:
+      ValueError: No column has it, or several have.
+    """
+    if name not in known:
+        raise ValueError(
+            f"Expected the {what} to have a column {name!r}. "
+            f"{did_you_mean(name, known)}".rstrip()
+        )
+    check_is_no_two(name, known, what)
+
+
+def check_is_no_two(name: str, known: Sequence[str], what: str) -> None:
+    """Checks that not several columns have a name; for arguments see `check_name`."""
+    if (count := known.count(name)) > 1:
+        raise ValueError(
+            f"Expected the {what} to have one column {name!r}, got {count}. Give each "
+            "a name of its own, or leave the others out."
+        )
 
 
 def _in_arrow(native: Any) -> Any:
@@ -162,15 +190,14 @@ def _column(frame: Any, name: str) -> Any:
     objects; of a mapping also an array, or a list of cells of whatever is none."""
     is_mapping = isinstance(frame, Mapping)
     table: Any = frame if is_mapping else _table(frame)
-    names = [str(known) for known in (table if is_mapping else table.columns)]
-    if name not in names:
-        raise ValueError(
-            f"Expected the table to have a column {name!r}. "
-            f"{did_you_mean(name, names)}".rstrip()
-        )
-    return (
-        _of_library(table[name]) if not is_mapping else _of_mapping(table[name], name)
-    )
+    keys = list(table if is_mapping else table.columns)
+    # pandas numbers columns that have no names.
+    names = list(map(str, keys))
+    check_name(name, names, "table")
+    key = keys[names.index(name)]
+    if is_mapping:
+        return _of_mapping(table[key], name)
+    return _of_library(table.get_column(key))
 
 
 def _of_mapping(column: Any, name: str) -> Any:

@@ -12,7 +12,7 @@ from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.schema.columns import Column, Intercept, Interval
 from numpyro_vips.schema.design import Design, design_of
 from numpyro_vips.schema.encoding import INTERCEPT, ColumnProduct, Encoding
-from numpyro_vips.schema.files import opened
+from numpyro_vips.schema.files import opened_table
 from numpyro_vips.schema.moments import PrivateMoments, release_moments
 
 
@@ -216,7 +216,7 @@ class Schema(Encoding, Mapping[str, Column]):
                 "Expected a column with a range, Bounded(low, high) or LogBounded(low, "
                 f"high), got {self!r}."
             )
-        frame = opened(frame, columns)
+        frame = opened_table(frame, columns)
         places = [column.place(frame, name) for name, column in columns.items()]
         if len({*map(len, places)}) > 1:
             raise ValueError("Expected the columns of the table to have one length.")
@@ -307,4 +307,4 @@ class Schema(Encoding, Mapping[str, Column]):
             column.
         """
         self._check(name)
-        return self[name].response(opened(frame, {name: self[name]}), name)
+        return self[name].response(opened_table(frame, {name: self[name]}), name)

@@ -70,6 +70,47 @@ def test_a_column_that_is_absent_is_named(tmp_path, name):
         nv.Schema(agee=nv.Bounded(0, 1)).encode(path)
 
 
+TWICE = pa.table([[30.0, 500.0], ["cook", "spy"], [40.0, 50.0]], ["age", "job", "age"])
+
+
+def write_csv_of_twice(path):
+    # A mark of its encoding, an empty line, a line break in a name: Arrow reads them.
+    path.write_bytes(
+        b'\xef\xbb\xbf\r\n"age",job,"age","a\r\nb"\r\n30,cook,40,1\r\n500,spy,50,2\r\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("people.csv", write_csv_of_twice),
+        ("people.parquet", lambda path: parquet.write_table(TWICE, path)),
+        ("people.arrow", lambda path: feather.write_feather(TWICE, str(path))),
+    ],
+)
+def test_a_name_that_two_columns_have_is_refused_where_it_is_used(
+    tmp_path, name, write
+):
+    path = tmp_path / name
+    write(path)
+    schema = nv.Schema(age=nv.Bounded(0, 120))
+    for read in (schema.encode, lambda file: schema.response(file, "age")):
+        with pytest.raises(ValueError, match=r"to have one column 'age', got 2\.") as e:
+            read(path)
+        assert "cook" not in str(e.value) and "30" not in str(e.value)
+    if name == "people.parquet":
+        return  # Of which older versions of Arrow read no column at all.
+    jobs = nv.Schema(job=nv.Categorical(["cook"], handle_unknown="ignore"))
+    np.testing.assert_array_equal(jobs.encode(path), [[1.0], [0.0]])
+
+
+def test_a_header_that_python_cannot_read_is_left_to_arrow(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text(f"age,{'x' * 200_000}\n30,1\n")
+    found = nv.Schema(age=nv.Bounded(0, 120)).encode(path)
+    np.testing.assert_array_equal(found, [[-0.5]])
+
+
 def test_without_a_header_the_first_person_is_not_quoted(tmp_path):
     path = tmp_path / "people.csv"
     path.write_text("joe,50\nann,40\n")

@@ -234,6 +234,31 @@ def test_what_is_no_table_is_an_error(table):
         SMALL.encode(table)
 
 
+@pytest.mark.parametrize("kind", ["pandas", "pyarrow"])
+def test_a_name_that_two_columns_have_is_refused(kind):
+    if kind == "pandas":
+        pytest.importorskip("narwhals")
+        table = pd.DataFrame([[30.0, 50.0]], columns=["age", "age"])
+    else:
+        table = pytest.importorskip("pyarrow").table([[30.0], [50.0]], ["age", "age"])
+    with pytest.raises(ValueError, match="'age'"):
+        nv.Schema(age=nv.Bounded(0, 120)).encode(table)
+
+
+def test_numbers_may_name_columns():
+    """As pandas does where a table is made of an array."""
+    schema = nv.Schema({"0": nv.Bounded(0, 4), "1": nv.Bounded(0, 4)})
+    for table in (pd.DataFrame(np.array([[3, 4]])), {0: [3], 1: [4]}):
+        np.testing.assert_array_equal(schema.encode(table), [[0.5, 1.0]])
+
+
+def test_a_number_and_its_text_are_one_name():
+    frame = pd.DataFrame(np.array([[3, 4]]), columns=[1, "1"])
+    for table in (frame, {1: [3], "1": [4]}):
+        with pytest.raises(ValueError, match=r"to have one column '1', got 2\."):
+            nv.Schema({"1": nv.Bounded(0, 4)}).encode(table)
+
+
 def test_columns_of_a_mapping_have_one_axis_and_one_length():
     with pytest.raises(ValueError, match="'age' to be an array with one axis"):
         SMALL.encode({**PEOPLE, "age": np.ones((2, 1))})
