@@ -40,6 +40,7 @@ from numpyro_vips.dpvi.unconstrained_elbo import (
 )
 from numpyro_vips.dpvi.units_of_globals import moderate_scales
 from numpyro_vips.dpvi.units_of_rows import UnitsOfRows
+from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.facts.loops_of_rows import ProgramOfRows
@@ -334,7 +335,7 @@ def _noise_aware(
     globals_in_program = jax.tree.leaves(space.split(np.asarray(program.start)))
     solved = program.locals_of_rows
     information = RowInformation(
-        traced,
+        with_compared_maxima(traced),
         inputs,
         num_read=num_read,
         has_second_derivative=(solved is None or solved.sums_by_messages)

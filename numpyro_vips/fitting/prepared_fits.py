@@ -128,7 +128,11 @@ def _of_noise(prepared: PreparedFit, noise_multiplier: float | None) -> Hashable
 
 
 def forget_prepared_fits() -> None:
-    """Drops all prepared fits, and with them their compiled programs."""
+    """Drops all prepared fits, and with them their compiled programs.
+
+    For who changes how fits are prepared, as tests and benchmarks do: a fit is found by
+    what it is prepared from, and this package's own code is no part of that.
+    """
     with _lock:
         _kept.clear()
 

@@ -92,15 +92,17 @@ def labels_in(term: Term, statistic: Statistic, latents: Latents) -> Labels | No
 class FactorsInReleases:
     """What decides when, and about which point, statistics are released.
 
-    Each is a set of names of posterior factors.
+    All but the first are sets of names of posterior factors.
 
     Attributes:
+      factor_of: The name of each latent's factor.
       data_dependent: Local factors that depend on private rows.
       centred: Global Gaussian factors whose statistics are about their current mean.
       newton: Those of the centred factors that take Newton steps.
       recentred: Factors whose statistics are about the means that a pilot has found.
     """
 
+    factor_of: Mapping[str, str]
     data_dependent: frozenset[str]
     centred: frozenset[str]
     newton: frozenset[str]
@@ -119,9 +121,10 @@ def find_statistics(
       terms: Those of a row's log joint density.
       latents: All latents, by name.
       factors: The factors of the posterior, by name.
-      in_releases: Which of them decide when statistics are released, and about what.
+      in_releases: Which of them have which latents, and decide when statistics are
+        released, and about what.
     """
-    factor_of = {name: g.name for g in factors.values() for name in g.latents}
+    factor_of = in_releases.factor_of
     # What a product of latents adds elsewhere when it is taken about their means.
     added = centring.mean_corrections(terms, factors, factor_of, in_releases.centred)
     corrected = {global_part(term, latents).atoms for term in added}

@@ -111,7 +111,10 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
     data_dependent = data_dependent_factors(terms, latents, factor_of)
     centred, newton = centring.centred_factors(terms, latents, factors, factor_of)
     in_releases = FactorsInReleases(
-        data_dependent=data_dependent, centred=centred, newton=newton
+        factor_of=factor_of,
+        data_dependent=data_dependent,
+        centred=centred,
+        newton=newton,
     )
     statistics = find_statistics(terms, latents, factors, in_releases)
     recentred = centring.recentred_factors(terms, latents, factors, factor_of, centred)

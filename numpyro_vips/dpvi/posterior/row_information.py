@@ -25,7 +25,6 @@ from numpyro_vips.dpvi.posterior.row_matrices import (
     matrices_at_a_time,
     norms_of_matrices,
 )
-from numpyro_vips.jax_tools.compared_maxima import with_compared_maxima
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.materialized import materialized
 from numpyro_vips.jax_tools.precision import Precision
@@ -66,7 +65,8 @@ class RowInformation:
         """Traces nothing yet.
 
         Args:
-          program: A row's log density, and whether its observations lie in the support.
+          program: A row's log density, `with_compared_maxima`, and whether its
+            observations lie in the support.
           inputs: The program's inputs at unconstrained globals and a row.
           num_read: Number of coordinates that rows depend on, the first ones.
           has_second_derivative: Whether the program is the log density itself, rather
@@ -76,8 +76,7 @@ class RowInformation:
         """
         shape = (num_read, num_read)
         self.block = Block(name=name, shape=shape, symmetric=True, directions=num_read)
-        self._traced = program
-        self._program = with_compared_maxima(program)
+        self._program = program
         self._inputs = inputs
         self._has_second_derivative = has_second_derivative
         self.of_row = jax.jit(self._matrix_of_row)
@@ -90,7 +89,7 @@ class RowInformation:
         """
         num_read, _ = self.block.shape
         return RowInformation(
-            self._traced,
+            self._program,
             self._inputs,
             num_read=num_read,
             has_second_derivative=False,
