@@ -108,7 +108,8 @@ def _at_an_end(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
     end = (low if at_low[place] else high)[place]
     text = (
         f"The posterior of {where} leans on an end of its prior's range: it is "
-        f"{mean[place]:.4g} ± {stddev[place]:.2g}, and the range ends at {end:.4g}. "
+        f"{mean[place]:.4g} (sd {stddev[place]:.2g}), and the range ends at "
+        f"{end:.4g}. "
     )
     if is_angle[place]:
         return text + (
@@ -170,8 +171,9 @@ def _sentence(
         for q in _MOST_MASS
     )
     return (
-        f"The prior of {where} and the data disagree: the posterior is {mean:.4g} ± "
-        f"{stddev:.2g}, and 99 % of the prior lie between {low:.4g} and {high:.4g}. "
+        f"The prior of {where} and the data disagree: the posterior is {mean:.4g} "
+        f"(sd {stddev:.2g}), and 99 % of the prior lie between {low:.4g} and "
+        f"{high:.4g}. "
         "The truth may be even farther out, since the prior draws the posterior "
         "towards itself, and clipping may do so, too. Give a wider prior, from public "
         "knowledge, or write the data in units in which the prior holds. If the prior "

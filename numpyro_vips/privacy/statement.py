@@ -98,12 +98,12 @@ class NoisyShare:
     stddev: float
 
     def __str__(self) -> str:
-        """The share in per cent, from 0 to 100, such as "31 % ± 2 %"."""
+        """The share in per cent, from 0 to 100, such as "31 % (sd 2 %)"."""
         share, stddev = 100 * min(1.0, max(0.0, self.share)), 100 * self.stddev
         if not stddev:
             return f"{float(f'{share:.2g}'):g} %"
         digits = max(0, 1 - math.floor(math.log10(stddev))) if 0 < stddev < 10 else 0
-        return f"{share:.{digits}f} % ± {stddev:.{digits}f} %"
+        return f"{share:.{digits}f} % (sd {stddev:.{digits}f} %)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

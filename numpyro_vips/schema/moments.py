@@ -95,7 +95,7 @@ class PrivateMoments:
 
     def __repr__(self) -> str:
         """The moments as a table, each beside its noise."""
-        cells = [["", "mean", "± noise", "sd", "± noise", ""]]
+        cells = [["", "mean", "sd of its noise", "sd", "sd of its noise", ""]]
         for name, found in self.moments.items():
             place, *_ = self.columns[name].encoded_columns(name)
             order = (found.mean, found.mean_noise, found.sd, found.sd_noise)
