@@ -25,9 +25,11 @@ def links(path: Path) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """What `#...` may name on a page: its headings, and its targets for Sphinx."""
+    """What `#...` may name on a page: its headings.
+
+    Targets of Sphinx, `(name)=`, are none: GitHub does not know them.
+    """
     text = path.read_text("utf-8")
-    named = re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE)
     text = re.sub(r"^(`{3,}).*?^\1`*$", "", text, flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs: list[str] = []
@@ -36,7 +38,7 @@ def anchors(path: Path) -> set[str]:
         heading = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
         slug = re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-")
         slugs.append(f"{slug}-{slugs.count(slug)}" if slug in slugs else slug)
-    return {*named, *slugs}
+    return set(slugs)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -57,4 +59,4 @@ def test_links_are_found_and_missing_ones_are_noticed(tmp_path):
         "[d](https://example.org)\n"
     )
     assert links(page) == ["other.md#x", "c.png"]
-    assert anchors(page) == {"who-and-why", "who-and-why-1", "named"}
+    assert anchors(page) == {"who-and-why", "who-and-why-1"}

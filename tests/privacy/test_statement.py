@@ -178,9 +178,9 @@ def test_printing_takes_no_time():
     ]
     str(statement())  # The first price imports dp-accounting.
     for events in schedules:
-        start = time.perf_counter()
+        start = time.process_time()
         str(statement(events))
-        assert time.perf_counter() - start < 2.0
+        assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(
