@@ -27,6 +27,7 @@ import pytest
 import scipy.sparse
 from _models import logistic_of_patients as logistic
 from _models import probit_of_patients as probit
+from _printed import read_printed
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
@@ -489,7 +490,7 @@ class Watched:
             "settings": result.settings,
             "params": _shapes(result.params),
             "warnings": without_released(str(warning.message) for warning in warned),
-            "printed": tuple(self._capfd.readouterr()),
+            "printed": read_printed(self._capfd),
         }
 
 
