@@ -117,8 +117,9 @@ def apply_elementwise(eqn: Any, arrays: Sequence[Any]) -> Any:
         return np.asarray(result) if all_public else result
 
 
-# Operations that may give or take axes of length 1, and leave the last one.
-_RESHAPES = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze"}
+# Operations that may give or take axes of length 1, and leave the last one; also a
+# slice that takes everything, as JAX 0.9 has in `x[:, 0]`.
+_RESHAPES = {"broadcast_in_dim", "expand_dims", "reshape", "slice", "squeeze"}
 
 
 def _reshaped(eqn: Any, operand: Constant, nonnegative: bool) -> Constant | None:

@@ -43,6 +43,7 @@ BY_ENTRIES: dict[str, tuple[Program, float]] = {
     "of two functions of it": (lambda x, y: x * x + gammaln(x + 2.0), 0.0),
     "a comparison": (lambda x, y: jnp.where(x > 0, 1.0, 0.0), 0.0),
     "more axes": (lambda x, y: (x + 3.0)[:, None, :], 3.0),
+    "all places of a slice": (lambda x, y: jax.lax.slice(x, (0, 0), (2, 7)), 0.0),
     "fewer axes": (lambda x, y: x[:, None, :].reshape(2, 1, 1, 7)[:, 0, 0], 0.0),
 }
 
