@@ -212,6 +212,14 @@ class Recentring(Protocol):
         """
         return state
 
+    def recentre_again(self, state: Any) -> Any:
+        """The state with points that follow the globals, in the coordinates of before.
+
+        It is asked for after steps that leave nothing in the average of the next one,
+        once `recentre` has been. No histogram follows, so norms have to stay as large.
+        """
+        return state
+
     def stretched(self, state: Any) -> Mapping[str, float]:
         """By block, how much larger norms may have become by `recentre`.
 

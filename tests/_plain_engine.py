@@ -95,6 +95,12 @@ class PlainEngine(FitsWithoutNoise):
     def recentre(self, state: Any) -> Any:
         return [*state, "recentred"]
 
+    def recentre_again(self, state: Any) -> Any:
+        return [*state, "followed"]
+
+    def before_norms(self, state: Any, names: Any) -> Any:
+        return state
+
     def stretched(self, state: Any) -> dict[str, float]:
         return {"sum": 3.0}
 

@@ -26,12 +26,14 @@ class Releases(VipsEngine):
         adaptive: tuple[Block, ...],
         recentred: frozenset[str] = frozenset(),
         pilots: int = 1,
+        *,
+        starts_far: bool = False,
     ):
         self._blocks = {"once": once, "adaptive": adaptive}
         self._moves = recentred
         self._pilots = pilots
         self._step_size = None
-        self.program: Any = SimpleNamespace(waiting=frozenset(), starts_far=False)
+        self.program: Any = SimpleNamespace(waiting=frozenset(), starts_far=starts_far)
         nothing = frozenset[str]()
         self._roles: Any = SimpleNamespace(
             residuals=nothing, balanced=nothing, growing=nothing, together=()
@@ -58,6 +60,7 @@ def planned(
     is_fixed: bool = True,
     recentred: frozenset[str] = frozenset(),
     pilots: int = 1,
+    starts_far: bool = False,
 ) -> tuple[Step, ...]:
     """The steps where the structure says norms, or where it does not."""
     parts = [
@@ -65,4 +68,5 @@ def planned(
         for name, norm in norms.items()
         if name in {block.name for block in (*once, *adaptive)}
     ]
-    return plan_steps(Releases(once, adaptive, recentred, pilots), parts, options)
+    engine = Releases(once, adaptive, recentred, pilots, starts_far=starts_far)
+    return plan_steps(engine, parts, options)

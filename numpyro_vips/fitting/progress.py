@@ -130,6 +130,28 @@ def _ratios(histogram: Step, found: FoundNorms) -> dict[str, float]:
     }
 
 
+def _average_starts_anew(steps: Sequence[Step], number: int) -> bool:
+    """Whether sums about points leave nothing in the average, from this step on.
+
+    That is so where a step before has recentred them, and the next one that releases
+    the same sums has all of the weight.
+
+    Args:
+      steps: The schedule.
+      number: Which of them has just been taken.
+    """
+    if not any(step.recentres for step in steps[:number]):
+        return False
+    names = {block.name for block in steps[number].blocks}
+    alike = (
+        step
+        for step in steps[number + 1 :]
+        if not step.counted and {block.name for block in step.blocks} == names
+    )
+    following = next(alike, None)
+    return following is not None and following.step_size == 1.0
+
+
 def advanced(
     engine: Engine,
     progress: Progress,
@@ -183,6 +205,8 @@ def advanced(
         found = found._replace(norms=_in_units(found.norms, by, step.counted))
         return state, progress.after_histogram(histogram, found)
     state = update(engine, step, state, released)
+    if _average_starts_anew(progress.steps, number):
+        state = engine.recentre_again(state)
     for following in progress.steps[number + 1 : number + 2]:
         if following.recentres:
             state = engine.recentre(state)

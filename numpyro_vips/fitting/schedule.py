@@ -202,6 +202,9 @@ class _Planner:
         self._recentrings = self._refreshes_after(ends) if self._moved else frozenset()
         redraws = engine.redrawn_after is not None
         after = REFRESHED_WHERE_REDRAWN if redraws else REFRESHED_AFTER
+        if starts := self._start_of_average():
+            self._recentrings |= starts
+            after = after[:1]
         self._refreshes = self._refreshes_after(after) | self._recentrings
 
     def _unknown_of(self, names: Collection[str]) -> list[NormPart]:
@@ -216,6 +219,20 @@ class _Planner:
             for number in numbers
             if self._refreshed and 0 < number < self._num_steps
         )
+
+    def _start_of_average(self) -> frozenset[int]:
+        """Before which adaptive step the average starts about points; of one at most.
+
+        Steps before it leave nothing in the average. In the first ones globals may
+        still be far from where they end, and so may norms that were found then: a mean
+        that rows have latents beside moves slowly, and clipping to the spread about a
+        point far from it holds it there.
+        """
+        forgotten = self._weights()[2]
+        is_about_points = bool(self._moved) and not self._engine.blocks("pilot")
+        if not (is_about_points and self._refreshed):
+            return frozenset()
+        return frozenset({forgotten} if 0 < forgotten < self._num_steps else ())
 
     # --- one method for each kind of release ------------------------------------------
 

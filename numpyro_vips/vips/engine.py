@@ -217,7 +217,8 @@ class VipsEngine(Abilities):
     def pilots(self) -> int:
         """How many pilots there are: two of a curvature, three of features (see
         `whitening`) or of means far from zero (see `distant_means`), one where other
-        means are recentred, else none."""
+        means are recentred, else none. Of what is adaptive the first steps are the
+        pilots, and several mean that points are found twice."""
         if self._roles.whitened_factors:
             return CURVATURE_PILOTS
         features = self.program.features
@@ -228,8 +229,7 @@ class VipsEngine(Abilities):
         if any(of_several_pilots(number, self.num_rows) for number in numbers):
             return PILOTS
         # Entries of a row get units of their own after a pilot, which is not repeated.
-        has_one_at_most = bool(self._roles.adaptive or self._roles.entries)
-        if not has_one_at_most and self._has_distant_means:
+        if not self._roles.entries and self._has_distant_means:
             return PILOTS
         return int(bool(self._roles.recentred_factors))
 
@@ -488,11 +488,14 @@ class VipsEngine(Abilities):
         """The state from which statistics are taken about where the globals are now.
 
         About other points these are other sums: the average over those so far ends.
-        Components of a mixture start anew, too. The noise in statistics about zero may
-        have made them alike, and from there they part slowly. But where scales wait for
-        them, they part quickly.
+        Components of a mixture start anew the first time, too. The noise in statistics
+        about zero may have made them alike, and from there they part slowly. But where
+        scales wait for them, they part quickly.
         """
-        again = state.moments if state.to_wait else state.start or state.moments
+        again, has_adaptive = state.moments, bool(self._roles.adaptive)
+        is_first = not any(np.any(point) for point in state.origins.values())
+        if not state.to_wait and (is_first or not has_adaptive):
+            again = state.start or state.moments
         sums = Unclipped(state.statistics, state.noise_stddev)
         return state._replace(
             next_origins=self.on_globals.features.known_origins(
@@ -504,11 +507,20 @@ class VipsEngine(Abilities):
             ),
             kept=0.0,
             # A pilot is no step of the fit.
-            num_steps=state.num_steps if self._roles.adaptive else 0,
+            num_steps=state.num_steps if has_adaptive else 0,
             moments=again,
             visited=again,
             expected_natural=self.on_rows.expected_natural_of(again),
         )
+
+    def recentre_again(self, state: VipsState) -> VipsState:
+        """The state from which statistics are taken about where the globals are now.
+
+        Features stay as they are standardised; see `abilities.Recentring`.
+        """
+        sums = Unclipped(state.statistics, state.noise_stddev)
+        points = self.on_globals.features.known_origins(state, sums, state.visited)
+        return state._replace(next_origins=points, kept=0.0)
 
     def stretched(self, state: VipsState) -> dict[str, float]:
         """By statistic, how much larger its rows may be of standardised features.

@@ -150,3 +150,32 @@ def test_globals_are_recentred_right_before_the_step_that_asks(
     assert isinstance(state, list)
     assert ("recentred" in state) is recentres
     assert after.norms == {"sum": 6.0 if recentres else 2.0}
+
+
+@pytest.mark.parametrize(
+    ("recentres", "weight", "follows"),
+    [(True, 1.0, True), (True, 0.5, False), (False, 1.0, False)],
+    ids=["nothing is left", "an average", "about zero"],
+)
+def test_points_follow_the_globals_where_nothing_is_left_in_the_average(
+    recentres: bool, weight: float, follows: bool
+) -> None:
+    graph: Any = SimpleNamespace(arguments=SimpleNamespace(public_num_rows=100))
+    engine: Any = PlainEngine()
+    part = NormPart(name="sum", blocks=("sum",), reference=1.0)
+    counts = step_of(nv.FullBatch(), 1.0, recentres=recentres, counted=(part,))
+    step = step_of(nv.FullBatch(), 1.0)
+    again = step_of(nv.FullBatch(), 1.0, counted=(part,))
+    following = step_of(nv.FullBatch(), 1.0, step_size=weight)
+    steps = (step, counts, step, again, following)
+    state, _ = advanced(
+        engine,
+        Progress(steps=steps, norms={"sum": 2.0}),
+        2,
+        [],
+        {"sum": np.ones(2)},
+        parts=(part,),
+        graph=graph,
+    )
+    assert isinstance(state, list)
+    assert ("followed" in state) is follows

@@ -23,6 +23,7 @@ from numpyro_vips.fitting.schedule import plan_steps
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.privacy.releases import WHOLE_VECTOR
+from numpyro_vips.vips.steps.step_sizes import DEFAULT_STEPS_TO_FORGET
 
 
 def test_once_statistics_are_released_a_single_time_from_all_rows():
@@ -138,6 +139,27 @@ def test_where_there_are_several_pilots_adaptive_steps_are_recentred_twice():
     places = [number for number, step in enumerate(steps) if step.counted]
     assert places == [0, 2, 4, 8]
     assert sum(step.share for step in steps) == pytest.approx(1.0)
+
+
+def test_where_first_steps_are_forgotten_the_average_starts_about_points_of_its_own():
+    moved = frozenset({"mean"})
+    steps = planned(
+        (), (MEAN,), NORMS, SETTINGS, is_fixed=False, recentred=moved, starts_far=True
+    )
+    counted = [step for step in steps if step.counted]
+    assert [step.recentres for step in counted] == [False, True, True]
+    # As much as the first histogram, as norms may be others by then.
+    assert counted[2].share == pytest.approx(schedule.BOUNDS_SHARE)
+    _, first, second = (n for n, step in enumerate(steps) if step.counted)
+    adaptive = [step for step in steps[:second] if not step.counted]
+    assert len(adaptive) == math.floor(0.6 * DEFAULT_STEPS_TO_FORGET)
+    assert steps[second + 1].step_size == 1.0 and steps[second + 2].step_size < 1.0
+    assert first == 5
+    assert sum(step.share for step in steps) == pytest.approx(1.0)
+    # Of what is about no points, norms are refreshed as they are elsewhere.
+    plain = planned((), (MEAN,), NORMS, SETTINGS, is_fixed=False, starts_far=True)
+    assert not any(step.recentres for step in plain)
+    assert len([step for step in plain if step.counted]) == 3
 
 
 def test_where_norms_are_known_nothing_is_recentred():
