@@ -21,7 +21,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_vips as nv
-from numpyro_vips.fitting import engine_choice
+from numpyro_vips.fitting import prepare
 from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 
 EPSILON, DELTA = 1.0, 1e-5
@@ -90,7 +90,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for case, share in itertools.product(CASES, args.share):
         forget_prepared_fits()  # They have the share of before.
-        with mock.patch.object(engine_choice, "curvature_share", return_value=share):
+        with mock.patch.object(prepare, "curvature_share", return_value=share):
             stddev, error, coverage = measure(case)
         print(
             f"| {case.columns} | {case.rows:,} | {share} | {stddev:.3f} "

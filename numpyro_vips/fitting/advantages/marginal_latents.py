@@ -16,7 +16,9 @@ would, and the posterior may be many of its standard deviations off. DPVI integr
 latent out. Where the only global beside an effect is its mean, or that of the level
 that the effect has been made (`level_means.py`), VIPS has no such trouble and stays. A
 slope beside a level is found by turns with it: in `level + slope * visit` it was off by
-12 of its standard deviations at the end.
+12 of its standard deviations at the end. Logits are no other case: in
+`Binomial(trials, logits=a + b * x + u)` with 2,000 rows at ε = 1 the worst error of
+three fits was 22 standard deviations, where DPVI was right.
 
 **Cusps.** A Laplace density, symmetric or not, is a mixture of Normals over a variance
 of each row. A row's weight in the sums of VIPS is then the inverse of its residual,
@@ -30,6 +32,7 @@ at the best of the optima that some random starts lead to; that of DPVI has the 
 correlations.
 """
 
+from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma
 from numpyro_vips.conjugacy.structure.level_means import beside, is_effect, is_mean
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps
@@ -105,9 +108,16 @@ def has_cusps(program: ConjugateProgram) -> bool:
 
 
 def has_effects_beside_globals(program: ConjugateProgram) -> bool:
-    """Whether rows have real latents alone, one of them beside globals but its mean."""
+    """Whether rows have real latents alone, one of them beside globals but its mean.
+
+    The auxiliary variables of logits are no latents of the model.
+    """
     latents = program.structure.latents
-    effects = [latent for latent in latents.values() if latent.role == "local"]
+    effects = [
+        latent
+        for latent in latents.values()
+        if latent.role == "local" and latent.family != PolyaGamma.name
+    ]
     if not effects or not all(map(is_effect, effects)):
         return False
     for effect in effects:

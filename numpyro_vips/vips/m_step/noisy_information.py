@@ -24,7 +24,7 @@ _MOST_HIDDEN = 2.0
 # The central interval that the Normal which is handed out has in common with the
 # mixture. A mean of its variances would be that of its far tail: a hundredth of a prior
 # a hundred times as wide makes a Normal ten times too wide.
-_LEVEL = 0.95
+_LEVEL = 0.9
 
 # What is left of an axis that rows say nothing of, by rounding.
 _ROUNDING = 1e-6

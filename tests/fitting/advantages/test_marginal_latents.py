@@ -87,6 +87,17 @@ def mixed(y: Any) -> None:
         )
 
 
+def trials(y: Any) -> None:
+    """An effect of each row in logits, beside two globals."""
+    a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+    b: Any = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", len(y)):
+        u = numpyro.sample("u", dist.Normal(0.0, spread))
+        logits = a + b * y[:, 0] + u
+        numpyro.sample("y", dist.Binomial(12, logits=logits), obs=y[:, 1])
+
+
 def loadings(y: Any) -> None:
     """One factor, with a loading for each question."""
     load = numpyro.sample("load", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -216,9 +227,9 @@ def test_vips_stays(options: Any) -> None:
     assert not any("DPVI was taken" in note for note in plan.notes)
 
 
-@pytest.mark.quick_with("mixed-1.0", "trends-1.0", "loadings-inf")
+@pytest.mark.quick_with("mixed-1.0", "trends-1.0", "loadings-inf", "trials-1.0")
 @pytest.mark.parametrize("epsilon", [1.0, math.inf])
-@pytest.mark.parametrize("fn", [mixed, trends, loadings])
+@pytest.mark.parametrize("fn", [mixed, trends, trials, loadings])
 def test_effects_beside_globals_are_integrated_out(fn: Any, epsilon: float) -> None:
     plan = plan_of(fn, epsilon=epsilon)
     assert plan.engine == "dpvi"

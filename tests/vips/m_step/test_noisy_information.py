@@ -70,10 +70,10 @@ def test_the_interval_is_that_of_all_that_the_information_may_be(released):
         )
         for keeps_squares in (False, True)
     )
-    # How probable it is that the coordinate is in the interval of 95 %.
-    half = normal.isf(0.025) * math.sqrt(posterior_variance(found.values[0]))
+    # How probable it is that the coordinate is in the interval of 90 %.
+    half = normal.isf(0.05) * math.sqrt(posterior_variance(found.values[0]))
     inside = expected(lambda x: normal.cdf(half / math.sqrt(posterior_variance(x))))
-    assert 2.0 * inside - 1.0 == pytest.approx(0.95, abs=0.002)
+    assert 2.0 * inside - 1.0 == pytest.approx(0.9, abs=0.002)
     # Where expected squares are asked for, it is the variance.
     assert posterior_variance(squares.values[0]) == pytest.approx(
         expected(posterior_variance), rel=0.01
@@ -128,7 +128,7 @@ def test_what_no_so_few_rows_add_up_to_is_noise():
         ratios.append(known_precision(found.values, variance) / found.along(prior))
     assert np.median(ratios) < 0.05
     assert np.quantile(ratios, 0.9) < 0.25
-    assert np.max(ratios) < 1.0
+    assert np.max(ratios) < 1.5
 
 
 def test_directions_are_known_above_the_edge_of_the_noise():
