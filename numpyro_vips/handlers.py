@@ -214,4 +214,6 @@ def name_of(fn: Any) -> str:
     """What to call a model in messages and ledgers."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return getattr(fn, "__qualname__", type(fn).__name__)
+    # The functions of NumPy 2.0 have no qualified name.
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return getattr(fn, "__qualname__", name)

@@ -459,7 +459,7 @@ def test_vips_is_not_replaced_silently(budget):
 
 def test_several_rows_per_person_are_explained(repository):
     documented = (repository / "docs" / "models.md").read_text()
-    assert "(one-row-per-unit)=" in documented
+    assert "## One row per unit\n" in documented
     for remedy in ("**Summarise.**", "**Choose.**", "**Pad.**"):
         assert remedy in documented
     visits, patients = np.zeros((90, 3), np.float32), np.zeros(30, np.float32)
