@@ -544,8 +544,10 @@ def test_a_second_start_compiles_nothing(caplog: pytest.LogCaptureFixture) -> No
         with jax.log_compiles():
             engine.initial_state(jax.random.key(seed))
         messages = [record.getMessage() for record in caplog.records]
-        counts.append(sum(m.startswith("Compiling jit(start)") for m in messages))
-    assert counts == [1, 0]
+        # Of any name: JAX 0.9 knows none of partial functions.
+        counts.append(sum(m.startswith("Compiling") for m in messages))
+    first, second = counts
+    assert first > 0 and second == 0
 
 
 def test_the_average_states_its_own_noise() -> None:
