@@ -7,14 +7,19 @@ import numpy as np
 
 
 def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The arrays and their names in NumPy's own format, without objects."""
+    """The names of the arrays and then these, in NumPy's own format, without objects.
+
+    Raises:
+      ValueError: An array holds objects. (`np.savez` packs them before NumPy 2.1.)
+    """
     buffer = io.BytesIO()
-    np.savez(buffer, np.array(list(arrays)), *arrays.values(), allow_pickle=False)
+    for array in (np.array(list(arrays)), *arrays.values()):
+        np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 
 def unpacked(content: bytes) -> dict[str, np.ndarray]:
     """The named arrays in bytes that `packed` has made; executes nothing."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        names, *arrays = (file[f"arr_{number}"] for number in range(len(file.files)))
-    return dict(zip(names.tolist(), arrays, strict=True))
+    file = io.BytesIO(content)
+    names = np.load(file, allow_pickle=False)
+    return {name: np.load(file, allow_pickle=False) for name in names.tolist()}
