@@ -30,6 +30,8 @@ _FAR_BELOW = 0.01
 # How far above what was found the largest is looked for, and how far below zero one may
 # be found, in standard deviations of the noise.
 _ABOVE, _BELOW = 4.0, 30.0
+# The part of the largest noise that is rounding.
+_ROUNDING = 1e-9
 _TINY = np.finfo(np.float64).tiny
 # Hyperparameters with less of the weight than that are left out.
 _LEAST_WEIGHT = 1e-6
@@ -71,7 +73,7 @@ def hidden_eigenvalues(
       stddev: Standard deviation of the noise in each.
       least, most: What their mean is at least, and at most.
     """
-    is_noisy = stddev > 0
+    is_noisy = stddev > _ROUNDING * np.max(stddev)
     if not np.all(is_noisy):
         return _with_known(found, stddev, is_noisy, least=least, most=most)
     values = _tried(found, stddev, least)
@@ -127,10 +129,8 @@ def _with_known(
         found[is_noisy], stddev[is_noisy], least=least, most=most
     )
     number = hidden.values.shape[1]
-    values, weights = (
-        np.repeat(values, number, 1),
-        np.repeat(weights / number, number, 1),
-    )
+    values = np.repeat(values, number, axis=1)
+    weights = np.repeat(weights / number, number, axis=1)
     values[is_noisy], weights[is_noisy] = hidden.values, hidden.weights
     nothing[is_noisy] = hidden.nothing
     return HiddenEigenvalues(values, weights, nothing)

@@ -61,6 +61,16 @@ def test_without_noise_they_are_known():
     np.testing.assert_allclose(known.mean, [0.0, 0.0, 2.0, 3.0])
 
 
+def test_rounding_is_no_noise():
+    """As of coordinates that no row reads, along axes that are not quite theirs."""
+    found, stddev = np.array([1e-17, 2.0, 3.0]), np.array([1e-170, 1.0, 1.0])
+    with np.errstate(all="raise", under="ignore"):
+        hidden = hidden_eigenvalues(found, stddev, least=0.1)
+    assert np.isfinite(hidden.weights).all()
+    assert hidden.mean[0] < 1e-16
+    assert (hidden.mean[1:] > 1.0).all()
+
+
 def test_their_mean_is_no_more_than_rows_can_add_up_to():
     found, stddev = np.full(4, 10.0), np.full(4, 20.0)
     bounded = hidden_eigenvalues(found, stddev, least=0.01, most=1.0)
