@@ -298,7 +298,7 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
     "steps that cost more than there is": (
         {"noise_multiplier": 1.0, "num_steps": 1000},
         nv.BudgetExceededError,
-        "(?s)1005 steps at noise_multiplier=1 cost.*fewer steps.*Nothing was charged",
+        "(?s)1006 steps at noise_multiplier=1 cost.*fewer steps.*Nothing was charged",
     ),
     "steps that cost more than the share": (
         {"noise_multiplier": 30.0, "num_steps": 10, "epsilon": 0.01},
