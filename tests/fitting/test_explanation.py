@@ -78,9 +78,9 @@ def test_a_conjugate_model_site_by_site():
         "⟨w w⟩": "refreshed",
     }
     assert released["⟨w w⟩"]["shape"] == [3, 3]
-    # Both norms are counted, one of them again, twice; the curvature has two steps. The
-    # last quarter of the others report on rows.
-    assert [step["steps"] for step in plan.schedule] == [1, 2, 50, 2, 12]
+    # Both norms are counted, that of residuals twice again, and that of the curvature
+    # before its second step. The last quarter of the others report on rows.
+    assert [step["steps"] for step in plan.schedule] == [1, 2, 50, 2, 1, 12]
     assert {s["bound"] for s in plan.statistics} == {"histogram"}
 
 
