@@ -22,10 +22,7 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.vips.m_step.hidden_eigenvalues import (
-    hidden_eigenvalues,
-    moved_together,
-)
+from numpyro_vips.vips.m_step.noisy_information import Information, hidden_along
 
 # Nodes and weights of the mean over a standard Normal.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
@@ -56,7 +53,7 @@ def expected_curvatures(
     """
     found = np.empty_like(curvature)
     for index in np.ndindex(*places.shape[:-1]):
-        squares = 4.0 * _without_spread(curvature[index], noise_stddev[index])
+        squares = 4.0 * _expected_of_release(curvature[index], noise_stddev[index])
         found[index] = _expected(squares, places[index], constant, num_rows)
     return found
 
@@ -93,7 +90,7 @@ def _expected(
     return _positive_part(weight * found)
 
 
-def _without_spread(
+def _expected_of_release(
     curvature: Float64[np.ndarray, "size size"],
     noise_stddev: Float64[np.ndarray, "size size"],
 ) -> Float64[np.ndarray, "size size"]:
@@ -110,14 +107,10 @@ def _without_spread(
         return _positive_part(curvature)
     units = np.sqrt(np.where(own > 0, own, 1.0))
     units = np.outer(units, units)
-    values, axes = np.linalg.eigh(curvature / units)
-    variance = (noise_stddev / units) ** 2
-    variance[np.diag_indices(len(variance))] *= 0.5
-    between = (axes**2).T @ variance @ axes**2
-    stddev = np.sqrt(2.0 * np.diag(between))
-    found = moved_together(values, between)
-    means = hidden_eigenvalues(found, stddev, least=_LEAST_MEAN).mean
-    return (axes * means) @ axes.T * units
+    released = Information(curvature / units, noise_stddev / units)
+    found = released.spectrum
+    hidden = hidden_along(found, released, least=_LEAST_MEAN)
+    return found.matrix(hidden.mean) * units
 
 
 def _positive_part(

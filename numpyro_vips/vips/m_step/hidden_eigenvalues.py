@@ -10,6 +10,7 @@ with its hyperparameters on a grid, as in Gelman et al., Bayesian Data Analysis,
 5.3). So an eigenvalue that noise hides is known as well as the others are alike.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -76,6 +77,16 @@ def hidden_eigenvalues(
     is_noisy = stddev > _ROUNDING * np.max(stddev)
     if not np.all(is_noisy):
         return _with_known(found, stddev, is_noisy, least=least, most=most)
+    return _of_noisy(found.tobytes(), stddev.tobytes(), least, most)
+
+
+# A curvature is released twice, and read in every step.
+@functools.lru_cache(maxsize=32)
+def _of_noisy(
+    found_bytes: bytes, stddev_bytes: bytes, least: float, most: float
+) -> HiddenEigenvalues:
+    """`hidden_eigenvalues` where all have noise; of doubles, which can be compared."""
+    found, stddev = np.frombuffer(found_bytes), np.frombuffer(stddev_bytes)
     values = _tried(found, stddev, least)
     log_likelihood = _log_normal((values - found[:, None]) / stddev[:, None])
     log_likelihood -= np.log(stddev)[:, None]

@@ -14,6 +14,7 @@ from jaxtyping import Float64
 from scipy import special
 
 from numpyro_vips.vips.m_step.hidden_eigenvalues import (
+    HiddenEigenvalues,
     hidden_eigenvalues,
     moved_together,
 )
@@ -25,6 +26,8 @@ _MOST_HIDDEN = 2.0
 # mixture. A mean of its variances would be that of its far tail: a hundredth of a prior
 # a hundred times as wide makes a Normal ten times too wide.
 _LEVEL = 0.9
+# Steps of Newton's method to its end at most, and the part of it that does not count.
+_MOST_STEPS, _EXACT = 60, 1e-13
 
 # What is left of an axis that rows say nothing of, by rounding.
 _ROUNDING = 1e-6
@@ -56,6 +59,12 @@ class Information(NamedTuple):
     @property
     def is_noisy(self) -> bool:
         return bool(np.any(self.noise_stddev))
+
+    @property
+    def spectrum(self) -> "Spectrum":
+        """Eigenvectors and eigenvalues of the matrix with its noise."""
+        values, axes = np.linalg.eigh(self.matrix)
+        return Spectrum(axes, values)
 
     def most_along(
         self, axes: Float64[np.ndarray, "read read"]
@@ -183,6 +192,22 @@ def share_from_rows(
     return known / (known + found.along(prior_precision))
 
 
+def hidden_along(
+    found: Spectrum, information: Information, *, least: float, most: float = math.inf
+) -> HiddenEigenvalues:
+    """What the eigenvalue of each eigenvector may be, given the noise in it.
+
+    Args:
+      found: The eigenvectors and eigenvalues of what was released.
+      information: What was released.
+      least, most: See `hidden_eigenvalues`.
+    """
+    between = information.noise_between(found.axes)
+    values = moved_together(found.values, between)
+    stddev = np.sqrt(2.0 * np.diag(between))
+    return hidden_eigenvalues(values, stddev, least=least, most=most)
+
+
 def rows_information(
     information: Information,
     prior_precision: Float64[np.ndarray, "..."],
@@ -205,20 +230,15 @@ def rows_information(
       keeps_squares: Whether the posterior gets the mixture's variance and not its
         interval, as its expected squares are what is asked for.
     """
-    values, axes = np.linalg.eigh(information.matrix)
-    found = Spectrum(axes, values)
+    found = information.spectrum
+    axes, values = found
     if information.is_noisy:
-        between = information.noise_between(axes)
         prior = found.along(prior_precision)
         noise = found.along(variance)
         # The d eigenvalues of a row add up to √d times its norm at most.
         most = float(np.mean(information.most_along(axes))) / math.sqrt(len(values))
-        hidden = hidden_eigenvalues(
-            moved_together(values, between),
-            np.sqrt(2.0 * np.diag(between)),
-            least=float(np.mean(prior)),
-            most=most,
-        )
+        least = float(np.mean(prior))
+        hidden = hidden_along(found, information, least=least, most=most)
         known = known_precision(hidden.values, noise[:, None])
         parts = np.hstack([1.0 / prior[:, None], 1.0 / (prior[:, None] + known)])
         weights = np.hstack([hidden.nothing[:, None], hidden.weights])
@@ -242,11 +262,16 @@ def _variance_with_the_interval_of(
     """
     stddevs = np.sqrt(variances)
     widest = special.ndtri(0.5 + 0.5 * _LEVEL)
-    low, high = widest * stddevs.min(axis=1), widest * stddevs.max(axis=1)
-    # Halved until it is as exact as a double.
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        outside = 2.0 * special.ndtr(-middle[:, None] / stddevs)
-        is_inside = np.sum(weights * outside, axis=1) > 1.0 - _LEVEL
-        low, high = np.where(is_inside, middle, low), np.where(is_inside, high, middle)
-    return (high / widest) ** 2
+    end, highest = widest * stddevs.min(axis=1), widest * stddevs.max(axis=1)
+    # What is outside of the interval is convex in its end, so that Newton's method goes
+    # there from below.
+    for _ in range(_MOST_STEPS):
+        places = end[:, None] / stddevs
+        outside = np.sum(weights * 2.0 * special.ndtr(-places), axis=1)
+        density = np.exp(-0.5 * places**2) / stddevs
+        slope = math.sqrt(2.0 / math.pi) * np.sum(weights * density, axis=1)
+        step = (outside - (1.0 - _LEVEL)) / slope
+        end = np.minimum(end + step, highest)
+        if np.all(step <= _EXACT * end):
+            break
+    return (end / widest) ** 2
