@@ -46,7 +46,8 @@ def naming_places(
 
     @functools.wraps(init)
     def checked(self: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        _check("PrivateVI", kwargs.keys() - {"model"}, known, _PLACES)
+        given = (name for name in kwargs if name != "model")
+        _check("PrivateVI", given, known, _PLACES)
         if "budget" not in kwargs:
             raise TypeError(
                 "PrivateVI needs budget=nv.PrivacyBudget(epsilon, delta), such as "

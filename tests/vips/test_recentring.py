@@ -361,12 +361,17 @@ def test_what_is_the_same_sum_in_both_is_averaged_and_the_rest_is_not():
         np.testing.assert_allclose(state.noise_stddev[name], stddev)
 
 
-@pytest.mark.thorough
-def test_a_second_average_weighs_steps_as_the_first_would():
+def mixture_after_a_step() -> tuple[Any, Any, Any, Any]:
+    """A mixture, sums of ones, noise in them, and the state that they lead to."""
     fit = fit_of(mixture)
     released = {n: np.ones_like(v) for n, v in fit.sums(fit.start, 1.0).items()}
     noise = dict.fromkeys(released, 1.0)
-    state = fit.engine.update(fit.start, released, noise, 1.0)
+    return fit, released, noise, fit.engine.update(fit.start, released, noise, 1.0)
+
+
+@pytest.mark.thorough
+def test_a_second_average_weighs_steps_as_the_first_would():
+    fit, released, noise, state = mixture_after_a_step()
     # Components part anew, unless scales wait for them.
     assert fit.engine.recentre(state).moments is state.moments
     state = fit.engine.recentre(state._replace(to_wait=0))
@@ -389,10 +394,7 @@ def test_a_second_average_weighs_steps_as_the_first_would():
 
 @pytest.mark.thorough
 def test_points_follow_the_globals_and_components_keep_their_places():
-    fit = fit_of(mixture)
-    released = {n: np.ones_like(v) for n, v in fit.sums(fit.start, 1.0).items()}
-    noise = dict.fromkeys(released, 1.0)
-    state = fit.engine.update(fit.start, released, noise, 1.0)
+    fit, released, noise, state = mixture_after_a_step()
     state = fit.engine.recentre(state._replace(to_wait=0))
     state = fit.engine.update(state, released, noise, 1.0)
     followed = fit.engine.recentre_again(state)
