@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Also where Python is told to keep no byte code: pytest rewrites every test, which is a
 # third of what it takes to find them.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2
 QUICK := not slow and not audit and not thorough
 THOROUGH := thorough and not slow and not audit
+NEITHER_LONG := not slow and not audit
 UNOPTIMIZED := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
     --xla_cpu_parallel_codegen_split_count=1
 
@@ -100,8 +101,13 @@ foreign: $(VENV)/.examples
 
 matrix: $(MATRIX)
 
+# All that make test and make test-thorough run, each test once, compiled as there. pytest
+# ends with 5 where it has no test to run.
 $(MATRIX): matrix-%: .venv-matrix/%/.made
-	.venv-matrix/$*/bin/python -m pytest -n 2 --dist loadfile $(MATRIX_TESTS)
+	$(PYTEST) --dist loadfile -m '$(NEITHER_LONG) and optimized' $(MATRIX_TESTS) \
+	    || test $$? -eq 5
+	$(unoptimized) -m '$(NEITHER_LONG) and not optimized' $(MATRIX_TESTS)
+$(MATRIX): BIN = .venv-matrix/$(@:matrix-%=%)/bin
 
 .venv-matrix/%/.made: pyproject.toml tests/_lowest.py
 	mkdir -p $(@D)

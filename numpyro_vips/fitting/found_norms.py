@@ -10,8 +10,9 @@ import numpy as np
 
 from numpyro_vips.fitting.bounds.block_scales import bounded_blocks
 from numpyro_vips.fitting.bounds.norm_histogram import NEAR, NoisyCounts
-from numpyro_vips.fitting.bounds.norm_parts import NormPart
+from numpyro_vips.fitting.bounds.norm_parts import NormPart, squares_of
 from numpyro_vips.fitting.bounds.seen_norms import (
+    DECAY,
     Hidden,
     SeenNorms,
     middle_of_all,
@@ -62,6 +63,12 @@ class NormHistogram:
     @property
     def step(self) -> Step:
         return self.steps[self.number]
+
+    @property
+    def parts_shown(self) -> list[NormPart]:
+        """The parts that it shows the norms of: those it counts, and their squares."""
+        counted = self.step.counted
+        return [*counted, *squares_of(counted, self.parts)]
 
     @property
     def later(self) -> Sequence[Step]:
@@ -135,21 +142,31 @@ def found_norms(
         for part in step.counted
         if surely[part.name] is None and part.name not in norms and not part.is_late
     ]
+    never += [p for p in squares_of(never, histogram.parts) if p.name not in norms]
     released = {
         part.name: NoisyCounts(counts[part.name], counted.noise_stddev(part))
         for part in never
         # Rows that priors draw show no norms about another point.
-        if not step.recentres
+        if part.name in counts and not step.recentres
     }
     priors = of_priors(never, released)
+    chosen = []
     for part in step.counted:
         of_prior = priors.get(part.name, 0.0)
         seen, norm = counted.chosen(part, surely[part.name], of_prior)
+        chosen.append((part, seen, norm))
+        for square in squares_of([part], histogram.parts):
+            if seen is not None:
+                reference = part.reference if surely[part.name] is None else None
+                # Of squares each half of a bin has the tail that a bin has of norms.
+                seen = counted.seen(part, reference, DECAY**2)
+            chosen.append((square, *_of_square(square, seen, norm, histogram)))
+    for part, seen, norm in chosen:
         if norm is None and part.is_late:
             continue
         if norm is None:
             unseen.append(part.name)
-            norm = max(known[part.name], of_prior)
+            norm = max(known[part.name], priors.get(part.name, 0.0))
         if part.is_lasting:
             norm = max(norm, norms.get(part.name, 0.0))
         found[part.name] = norm
@@ -170,7 +187,9 @@ class _Counted(NamedTuple):
     def noise_stddev(self, part: NormPart) -> float:
         return self.histogram.step.mechanism.block_noise_stddev(part.name)
 
-    def seen(self, part: NormPart, reference: float | None) -> SeenNorms | None:
+    def seen(
+        self, part: NormPart, reference: float | None, decay: float = DECAY
+    ) -> SeenNorms | None:
         """What stands out of the noise; with a reference, also what is near to it."""
         histogram = self.histogram
         return seen_norms(
@@ -184,6 +203,7 @@ class _Counted(NamedTuple):
             and (histogram.is_one_vector or not histogram.step.recentres),
             reference=reference,
             hidden=_hidden(part, self.norms, self.expected_squares),
+            decay=decay,
         )
 
     def chosen(
@@ -211,6 +231,27 @@ class _Counted(NamedTuple):
             noise_stddev=self.noise_stddev(part),
             num_rows=self.num_rows,
         )
+
+
+def _of_square(
+    part: NormPart,
+    seen: SeenNorms | None,
+    norm: float | None,
+    histogram: NormHistogram,
+) -> tuple[SeenNorms | None, float | None]:
+    """What is seen of a part, and its norm, by those of what it is the square of.
+
+    Args:
+      part: The part, see `NormPart.square_of`.
+      seen, norm: Those of the other; see `_Counted.chosen`.
+      histogram: The step that counts the other.
+    """
+    assert part.square_of is not None
+    factor = part.square_of.factor
+    if seen is None:
+        return None, None if norm is None else factor * norm**2
+    squares = seen.of_squares(factor)
+    return squares, _norm(squares, part, histogram)
 
 
 # How many times the norm of the middle row differences may be clipped at. Far from the
@@ -264,11 +305,11 @@ def clipped_to(
     for part in (part for step in histogram.later for part in step.parts):
         norm = math.hypot(*(known.get(name, 0.0) for name in part.blocks))
         known.setdefault(part.name, norm or part.reference)
-    counted = {block for part in histogram.step.counted for block in part.blocks}
+    shown = {block for part in histogram.parts_shown for block in part.blocks}
     resolved = list(histogram.steps[: histogram.number + 1])
     for step in histogram.later:
         names = {block.name for block in step.blocks}
-        if step.informs or (not step.counted and names & counted):
+        if step.informs or (not step.counted and names & shown):
             step = histogram.clipped(step, known)
         resolved.append(step)
     return tuple(resolved)

@@ -48,7 +48,7 @@ class Progress:
     ) -> "Progress":
         """Progress after a step whose histogram has found these norms."""
         steps = clipped_to(histogram, found.norms)
-        counted = {part.name for part in histogram.step.counted}
+        counted = {part.name for part in histogram.parts_shown}
         # A norm that was found before stays, where a later histogram shows nothing.
         never = [name for name in found.unseen if name not in self.norms]
         still = [n for n in self.unseen if n in found.unseen or n not in counted]
@@ -121,11 +121,11 @@ def _are_balanced(step: Step, parts: Sequence[NormPart]) -> bool:
     return names.issuperset(block.name for block in step.blocks)
 
 
-def _ratios(histogram: Step, found: FoundNorms) -> dict[str, float]:
+def _ratios(histogram: NormHistogram, found: FoundNorms) -> dict[str, float]:
     """By part, how large rows were seen to be, over what rows of unit size are."""
     return {
         part.name: found.norms[part.name] / part.reference
-        for part in histogram.counted
+        for part in histogram.parts_shown
         if part.name in found.norms and part.name not in found.unseen
     }
 
@@ -200,7 +200,7 @@ def advanced(
             expected_squares=engine.expected_squares(state),
             of_priors=functools.partial(prior_norms, engine, graph),
         )
-        state, by = engine.suited_to_norms(state, _ratios(step, found))
+        state, by = engine.suited_to_norms(state, _ratios(histogram, found))
         state = engine.with_kept(state, found.kept)
         found = found._replace(norms=_in_units(found.norms, by, step.counted))
         return state, progress.after_histogram(histogram, found)

@@ -12,7 +12,7 @@ from numpyro_vips.fitting.advantages.curvature_noise import SHARES
 from numpyro_vips.fitting.bounds.block_scales import bounded_blocks, given_blocks
 from numpyro_vips.fitting.bounds.column_histogram import column_block
 from numpyro_vips.fitting.bounds.norm_histogram import histogram_block
-from numpyro_vips.fitting.bounds.norm_parts import NormPart, joined
+from numpyro_vips.fitting.bounds.norm_parts import NormPart, counted_of, joined
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step
@@ -455,7 +455,11 @@ class _Planner:
         return number >= min(self._recentrings, default=self._num_steps)
 
     def _norms(self, parts: Sequence[NormPart], share: float) -> Step:
-        """A histogram of the norms of these parts: a row is in one bin of each."""
+        """A histogram of the norms of these parts: a row is in one bin of each.
+
+        Of norms and their squares the former are counted alone.
+        """
+        parts = counted_of(parts)
         blocks = [histogram_block(part.name, part.grid) for part in parts]
         return self._histogram(parts, blocks, math.sqrt(len(parts)), share)
 

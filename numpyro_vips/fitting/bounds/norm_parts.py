@@ -7,7 +7,8 @@ The first of these that applies:
    of a row are, such as the indicator of a category; or whatever numbers the schema
    that has encoded a row can make of one.
 3. A private histogram of the norms of all rows, see `norm_histogram`. It is paid for,
-   and repeated where norms depend on the globals.
+   and repeated where norms depend on the globals. Norms that are the squares of others
+   follow from the histogram of those.
 4. Where no bin of the histogram stands out of its noise, as with few rows: rows that
    the priors draw, see `prior_norms`, or under DPVI synthetic rows of unit size.
 """
@@ -24,8 +25,10 @@ from numpyro_vips.fitting.bounds.seen_norms import UNBALANCED, UNBALANCED_EXPOSE
 from numpyro_vips.fitting.bounds.synthetic_norms import (
     NUM_TYPICAL_ROWS,
     Norms,
+    SquareOf,
     SyntheticNorms,
     exclusive_blocks,
+    square_blocks,
     varying_blocks,
 )
 from numpyro_vips.fitting.engine import Engine
@@ -73,6 +76,8 @@ class NormPart:
         add up to zero; see `SeenNorms.least_variance`.
       is_information: Whether it is rows' information, or moments that stand for it; see
         `SeenNorms.least_loss`.
+      square_of: The part whose norm it is the square of, in every row. Where that is
+        counted, this is not.
     """
 
     name: str
@@ -86,6 +91,7 @@ class NormPart:
     is_late: bool = False
     unbalanced: float = UNBALANCED
     is_information: bool = False
+    square_of: SquareOf | None = None
 
     @property
     def grid(self) -> np.ndarray:
@@ -174,6 +180,7 @@ def _parts_of_statistics(
     bounded = _bounded_by_encodings(trial, graph.arguments, rows)
     largest |= {name: bounded[name] for name in varying & bounded.keys()}
     varying -= bounded.keys() - engine.recentred
+    squares = square_blocks([typical, *others], varying)
     information = {block.name for block in engine.blocks("refreshed")}
     grown = dict.fromkeys(engine.growing.difference(varying), _MOST_GROWN)
     parts = tuple(
@@ -185,6 +192,7 @@ def _parts_of_statistics(
             is_balanced=name in engine.balanced,
             is_lasting=name in engine.lasting,
             is_information=name in information,
+            square_of=squares.get(name),
         )
         for name, norm in largest.items()
     )
@@ -192,10 +200,36 @@ def _parts_of_statistics(
     parts = joined(parts, exclusive_blocks([typical, *others], fixed), norm=max)
     parts = joined(parts, _together_from_the_start(engine, parts, most_columns))
     # Every histogram adds to the noise of all.
-    if len(parts) > num_rows / _ROWS_PER_HISTOGRAM:
+    if len(counted_of(parts)) > num_rows / _ROWS_PER_HISTOGRAM:
         later = [mine for mine in engine.together if not mine.from_the_start]
         parts = joined(parts, later)
     return _with_columns(parts, engine, most_columns)
+
+
+def counted_of(parts: Sequence[NormPart]) -> list[NormPart]:
+    """Those of some parts that get a histogram, where all of them are to be known.
+
+    A square spreads over twice as many bins as what it is the square of, so its own
+    counts would be lost in the noise first, and every histogram adds to that of all.
+    """
+    names = {part.name for part in parts}
+    return [
+        part
+        for part in parts
+        if part.square_of is None or part.square_of.name not in names
+    ]
+
+
+def squares_of(
+    counted: Sequence[NormPart], parts: Sequence[NormPart]
+) -> list[NormPart]:
+    """The parts whose norms follow from those that are counted; see `counted_of`."""
+    names = {part.name for part in counted}
+    return [
+        part
+        for part in parts
+        if part.square_of and part.square_of.name in names and part.name not in names
+    ]
 
 
 def _most_columns(graph: ModelGraph) -> float:

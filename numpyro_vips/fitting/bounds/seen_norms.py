@@ -44,7 +44,8 @@ LONGER_LATER = 2.0
 # Bins above the last one that stands out which may have rows under their noise, and
 # what share of the rows of the bin below each is expected to have: about that of a
 # Gaussian tail.
-_MARGIN, _DECAY = 8, 0.2
+_MARGIN = 8
+DECAY = 0.2
 # Where a normal distribution is cut off so far in its tail, the rest is exponential.
 _FAR_OFF = 30.0
 
@@ -72,6 +73,22 @@ class SeenNorms(NamedTuple):
 
     uppers: Float64[np.ndarray, " bins"]
     rows: Float64[np.ndarray, " bins"]
+
+    def of_squares(self, factor: float) -> "SeenNorms":
+        """What it shows of norms that are these squared, times a factor.
+
+        Bins would be twice as wide, and norms rounded up by up to two. So each is cut
+        in two, and rows go to its halves as if how many are larger than a norm were a
+        power of the norm within it.
+        """
+        rows = np.maximum(self.rows, 0.0)
+        larger = np.cumsum(rows[::-1])[::-1]
+        at_ends = (larger - rows) / np.maximum(larger, np.finfo(float).tiny)
+        roots = np.sqrt(np.clip(at_ends, DECAY**2, 1.0))
+        of_upper = roots / (1.0 + roots)
+        halves = np.stack([rows * (1.0 - of_upper), rows * of_upper], axis=1)
+        uppers = np.stack([self.uppers / math.sqrt(GRID_FACTOR), self.uppers], axis=1)
+        return SeenNorms(factor * uppers.ravel() ** 2, halves.ravel())
 
     def least_harm(self, relative_noise: float, alignment: float = 1.0) -> float:
         """The norm at which clipping and noise together do least harm.
@@ -203,6 +220,7 @@ def seen_norms(
     is_known: bool = False,
     reference: float | None = None,
     hidden: Hidden | None = None,
+    decay: float = DECAY,
 ) -> SeenNorms | None:
     """What noisy counts show of the norms of rows.
 
@@ -219,6 +237,8 @@ def seen_norms(
       reference: The norm of rows of unit size, near which less has to stand out where
         nothing does otherwise; None for what is sure alone.
       hidden: What is known of rows that the noise may hide.
+      decay: What share of the rows of the bin below each one in the tail is expected to
+        have.
 
     Returns:
       None if too little stands out of the noise.
@@ -238,7 +258,7 @@ def seen_norms(
     last = np.flatnonzero(standing)[-1]
     unseen = max(num_rows - seen, 0.0)
     above = counts[last + 1 : last + 1 + _MARGIN]
-    tail = _tail(min(float(counts[last]), unseen), above, noise_stddev)
+    tail = _tail(min(float(counts[last]), unseen), above, noise_stddev, decay)
     rows = np.where(standing, counts, 0.0)
     rows[last + 1 : last + 1 + len(tail)] = tail
     if hidden is not None:
@@ -284,12 +304,15 @@ def middle_of_all(
 
 
 def _tail(
-    last: float, counts: Float64[np.ndarray, " above"], noise_stddev: float
+    last: float,
+    counts: Float64[np.ndarray, " above"],
+    noise_stddev: float,
+    decay: float,
 ) -> Float64[np.ndarray, " above"]:
     """How many rows may be in the bins above the last one that stands out.
 
     Norms have tails, and the few rows in them are hidden by the noise. Before the
-    counts are looked at, they are taken to become fewer by `_DECAY` from bin to bin:
+    counts are looked at, they are taken to become fewer by `decay` from bin to bin:
     numbers with an exponential distribution of this mean. What is returned is their
     mean given the noisy counts.
 
@@ -297,8 +320,9 @@ def _tail(
       last: Rows in the bin that stands out, or as many as have not been seen.
       counts: Noisy numbers of rows in the bins above it.
       noise_stddev: Standard deviation of the noise in each.
+      decay: See `seen_norms`.
     """
-    expected = last * _DECAY ** np.arange(1, len(counts) + 1)
+    expected = last * decay ** np.arange(1, len(counts) + 1)
     if noise_stddev == 0 or last < 1:
         return np.zeros(len(counts))
     # A normal distribution, cut off at zero.

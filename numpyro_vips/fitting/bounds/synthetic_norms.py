@@ -5,10 +5,11 @@ small for some costs accuracy, not privacy.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.jax_tools.random_keys import threefry_key
@@ -31,6 +32,10 @@ _NUM_CODED_ROWS, _CODES = 512, (3, 5, 10, 30)
 _NUM_STARTS = 32
 # A norm that varies by less, over rows of any size, is the structure's.
 _TOLERANCE = 1e-4
+# Relative error of single precision in a square over the norm that it is the square of.
+_ROUNDING_OF_SQUARES = 1e-3
+# How many rows have to agree on it, and the least ratio of their norms.
+_NUM_AGREEING, _LEAST_RANGE = 8, 10.0
 
 
 class SyntheticNorms:
@@ -175,3 +180,53 @@ def exclusive_blocks(
         for group in groups
         if len(group) > 1
     ]
+
+
+class SquareOf(NamedTuple):
+    """Says that a norm is a factor times the square of another, in every row.
+
+    Attributes:
+      name: The other.
+      factor: Positive.
+    """
+
+    name: str
+    factor: float
+
+
+def square_blocks(
+    tried: Sequence[Norms], names: Collection[str]
+) -> dict[str, SquareOf]:
+    """The blocks whose norms are squares of those of others; see `SquareOf`.
+
+    So (y - c)² and y - c. No proof, and none is needed; see `varying_blocks`.
+
+    Args:
+      tried: Norms in rows of several sizes.
+      names: The blocks that may be meant.
+    """
+    norms = {name: np.concatenate([of[name] for of in tried]) for name in sorted(names)}
+    found: dict[str, SquareOf] = {}
+    for name, mine in norms.items():
+        for other, root in norms.items():
+            factor = _factor_of_squares(mine, root)
+            if factor is not None:
+                found[name] = SquareOf(other, factor)
+    # What is counted is no square itself.
+    return {name: of for name, of in found.items() if of.name not in found}
+
+
+def _factor_of_squares(
+    squares: Float64[np.ndarray, " rows"], norms: Float64[np.ndarray, " rows"]
+) -> float | None:
+    """What squares of norms are multiplied by, if it is the same in all rows."""
+    is_present = (norms > 0) & np.isfinite(squares)
+    if np.any(squares[~is_present] > 0) or is_present.sum() < _NUM_AGREEING:
+        return None
+    norms = norms[is_present].astype(np.float64)
+    if norms.max() < _LEAST_RANGE * norms.min():
+        return None
+    factors = squares[is_present] / norms**2
+    factor = float(np.median(factors))
+    is_same = np.all(np.abs(factors - factor) <= _ROUNDING_OF_SQUARES * factor)
+    return factor if is_same and factor > 0 else None

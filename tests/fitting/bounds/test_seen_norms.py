@@ -544,3 +544,26 @@ def test_rows_that_are_near_win_over_noise_that_is_far() -> None:
     seen = seen_norms(counts, edges, reference=1.0, **settings)
     assert seen is not None and seen.middle > 1e8
     assert seen_norms(counts, edges, reference=1.0, is_known=True, **settings) is None
+
+
+@pytest.mark.parametrize("draw", ["standard_normal", "standard_exponential"])
+def test_squares_are_as_a_histogram_of_their_own_shows_them(draw):
+    norms = np.abs(getattr(np.random.default_rng(0), draw)(100_000))
+    edges = norm_grid(1.0)
+    settings: Any = {"noise_stddev": 0.0, "num_rows": len(norms)}
+    found = seen_norms(counts_of(norms, edges), edges, **settings)
+    assert found is not None
+    squares = found.of_squares(0.5)
+    direct = 0.5 * norms**2
+    ratios = squares.uppers[1:] / squares.uppers[:-1]
+    np.testing.assert_allclose(ratios, GRID_FACTOR, rtol=1e-6)
+    assert squares.rows.sum() == pytest.approx(found.rows.sum())
+    # How many rows are larger than an edge is known at every other one.
+    larger = np.array([np.sum(direct > upper) for upper in squares.uppers])
+    read = np.array([squares.rows[i + 1 :].sum() for i in range(len(larger))])
+    np.testing.assert_allclose(read[1::2], larger[1::2], atol=2.0)
+    np.testing.assert_allclose(read, larger, rtol=0.1, atol=0.003 * len(norms))
+    for noise in (1e2, 1e4):
+        exact = seen_norms(counts_of(direct, edges), edges, **settings)
+        assert exact is not None
+        assert 0.49 < squares.least_harm(noise) / exact.least_harm(noise) < 2.01

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from _fits import vi_of
 from _models import means
 
@@ -12,6 +13,7 @@ from numpyro_vips.fitting.bounds.synthetic_norms import (
     NUM_TYPICAL_ROWS,
     SyntheticNorms,
     exclusive_blocks,
+    square_blocks,
     varying_blocks,
 )
 from numpyro_vips.privacy.releases import Together
@@ -69,3 +71,31 @@ def test_categories_that_the_model_compares_with_numbers_are_seen() -> None:
     assert parts["⟨c c⟩"].reference < 0.2
     # It is zero in every row.
     assert parts["⟨c d⟩"].is_fixed and parts["⟨c d⟩"].reference < 0.2
+
+
+def test_squares_of_norms_are_known_from_rows_of_several_sizes() -> None:
+    norms = np.geomspace(0.01, 100.0, 20)
+    tried = {
+        "mean": np.append(norms, 0.0),
+        "square": np.append(0.5 * norms**2, 0.0),
+        "cube": np.append(norms**3, 0.0),
+        "other": np.append(norms**1.9, 0.0),
+        "constant": np.ones(21),
+    }
+    found = square_blocks(
+        [tried, {name: 1.0 * of[:0] for name, of in tried.items()}], tried
+    )
+    assert found.keys() == {"square"}
+    assert found["square"].name == "mean"
+    assert found["square"].factor == pytest.approx(0.5)
+
+
+def test_a_norm_that_is_there_without_its_root_is_no_square() -> None:
+    norms = np.geomspace(0.01, 100.0, 20)
+    tried = {"mean": norms * (norms > 1.0), "square": norms**2}
+    assert square_blocks([tried], tried) == {}
+
+
+def test_one_size_of_rows_shows_no_squares() -> None:
+    tried = {"one": np.full(20, 3.0), "nine": np.full(20, 9.0)}
+    assert square_blocks([tried], tried) == {}
