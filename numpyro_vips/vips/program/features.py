@@ -28,6 +28,8 @@ from numpyro_vips.vips.program.named_arrays import Numbers, as_rows_know
 
 # Sums that are smaller, in standard deviations of their noise, count as that large.
 _LEAST = 2.0
+# The least variance of a direction, as a share of the largest.
+_LEAST_SHARE = 1e-6
 
 
 class Standardisation(NamedTuple):
@@ -177,20 +179,22 @@ def _whitening(
     covariance: Float64[np.ndarray, "features features"],
     noise_stddev: Float64[np.ndarray, "features features"],
 ) -> Float64[np.ndarray, "features features"]:
-    """The symmetric root of an inverse, of variances that stand out of the noise.
+    """The inverse root of a covariance whose directions stand out of the noise.
 
     Directions that do not stand out count as large as the noise, so that no row is made
-    larger by what the noise has left of them.
+    larger by what the noise has left of them. They are compared in units in which the
+    noise is about equally large in all entries. In units of the features' own sizes it
+    is largest in those of a small one, as of a rare category, and hides them all.
     """
-    variances = np.diagonal(covariance)
-    least = np.maximum(_LEAST * np.diagonal(noise_stddev), 1e-9 * np.abs(variances))
-    scale = np.sqrt(np.maximum(variances, least))
+    # No more unequal than single precision allows, where there is hardly any noise.
+    variances = np.abs(np.diagonal(covariance))
+    scale = np.sqrt(np.maximum(np.diagonal(noise_stddev), _LEAST_SHARE * variances))
     scale = np.where(scale > 0, scale, 1.0)
-    correlation = covariance / np.outer(scale, scale)
+    covariance = covariance / np.outer(scale, scale)
     noise = noise_stddev / np.outer(scale, scale)
     spectral_norm = 2.0 * math.sqrt(np.max((noise**2).sum(1)))
-    values, vectors = np.linalg.eigh(correlation)
-    values = np.maximum(values, max(spectral_norm, 1e-6 * float(values[-1])))
+    values, vectors = np.linalg.eigh(covariance)
+    values = np.maximum(values, max(spectral_norm, _LEAST_SHARE * float(values[-1])))
     return (vectors / np.sqrt(values)) @ vectors.T / scale
 
 

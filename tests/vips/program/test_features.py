@@ -536,3 +536,24 @@ def test_an_intercept_is_found_beside_columns_far_from_zero(
     intercept = np.asarray(draws["a"])
     assert abs(intercept.mean() - 90.0) < 4.0 * intercept.std()
     assert intercept.std() < 30.0
+
+
+def test_a_rare_column_does_not_hide_how_others_are_correlated() -> None:
+    """Noise in units of its size is large, and no bar for directions of the others."""
+    rng = np.random.default_rng(0)
+    chances = np.array([1.0, 0.5, 0.4, 0.3, 0.2, 0.02])
+    second = np.outer(chances, chances)
+    np.fill_diagonal(second, chances)
+    count = len(chances)
+    features = Features(tokens=(0,), places=tuple(range(count)), constant=())
+    before = Standardisation(np.zeros(count), np.eye(count))
+    noise = 16.0 * np.where(np.eye(count, dtype=bool), 1.0, math.sqrt(0.5))
+    shares = []
+    for _ in range(20):
+        drawn = rng.normal(size=(count, count))
+        moments = 250.0 * second + 16.0 * (drawn + drawn.T) / 2.0
+        matrix = features.standardisation(before, moments, noise).matrix
+        values = np.linalg.eigvalsh(matrix @ second @ matrix.T)
+        shares.append(values[-1] / values.sum())
+    assert np.linalg.eigvalsh(second)[-1] / chances.sum() > 0.65
+    assert np.mean(shares) < 0.33
