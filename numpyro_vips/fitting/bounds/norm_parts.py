@@ -5,7 +5,8 @@ The first of these that applies:
 1. The caller's `clipping_norm=`.
 2. The model's structure: a statistic whose norm has the same limit whatever the numbers
    of a row are, such as the indicator of a category; or whatever numbers the schema
-   that has encoded a row can make of one.
+   that has encoded a row can make of one, unless these are labels with columns of
+   unequal size and rows are many enough for a histogram.
 3. A private histogram of the norms of all rows, see `norm_histogram`. It is paid for,
    and repeated where norms depend on the globals. Norms that are the squares of others
    follow from the histogram of those.
@@ -15,7 +16,7 @@ The first of these that applies:
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -176,12 +177,19 @@ def _parts_of_statistics(
     # About other points than zero norms are others, whatever they were.
     others = [trial.norms(sized) for sized in rows_of_other_sizes(rows)]
     varying = varying_blocks(others, largest) | engine.recentred
+    information = {block.name for block in engine.blocks("refreshed")}
     # The grid of what is counted all the same stays that of rows of unit size.
     bounded = _bounded_by_encodings(trial, graph.arguments, rows)
+    # Residuals of labels, and curvatures, are mostly far below what a row has that
+    # surprises the model and is in rare categories, and noise goes with the norm.
+    of_labels = engine.growing | information
+    has_enough = num_rows >= _HISTOGRAMS_OF_LABELS * _ROWS_PER_HISTOGRAM
+    encoded = rows_of_encodings(graph.arguments, NUM_TYPICAL_ROWS, "any").values()
+    if has_enough and not _are_signs(encoded):
+        bounded = {name: bounded[name] for name in bounded.keys() - of_labels}
     largest |= {name: bounded[name] for name in varying & bounded.keys()}
     varying -= bounded.keys() - engine.recentred
     squares = square_blocks([typical, *others], varying)
-    information = {block.name for block in engine.blocks("refreshed")}
     grown = dict.fromkeys(engine.growing.difference(varying), _MOST_GROWN)
     parts = tuple(
         NormPart(
@@ -292,8 +300,15 @@ def _bounded_by_encodings(
     }
 
 
+def _are_signs(rows: Iterable[np.ndarray]) -> bool:
+    """Whether all entries of an array have one size, as those of binary columns."""
+    return all(np.ptp(np.abs(array)) == 0 for array in rows)
+
+
 # Rows for each of several histograms, below which their noise hides too much.
 _ROWS_PER_HISTOGRAM = 300
+# Those of a regression on encoded rows: residuals share one, and curvatures.
+_HISTOGRAMS_OF_LABELS = 2
 # The same of columns, whose counts take a fixed small part of the budget: with fewer
 # rows none stands out.
 _ROWS_PER_COLUMN = 50

@@ -497,6 +497,22 @@ def test_encoded_numbers_that_vary_are_counted_in_a_histogram():
     assert known.parts == plain.parts
 
 
+@pytest.mark.parametrize(
+    ("count", "expected"), [(400, "structure"), (700, "histogram")]
+)
+def test_norms_of_encoded_categories_are_counted_where_rows_are_enough(count, expected):
+    """Hardly any row is in several rare categories, which the longest one is in."""
+    jobs = nv.Categorical(["cook", "nurse", "clerk"], reference="cook")
+    schema = nv.Schema(job=jobs, town=nv.Categorical(["north", "south"]))
+    rng = np.random.default_rng(0)
+    table = {
+        "job": rng.choice(["cook", "nurse", "clerk"], count),
+        "town": rng.choice(["north", "south"], count),
+    }
+    found = bounds(logistic, schema.encode(table), rng.integers(0, 2, count))
+    assert set(found.values()) == {expected}
+
+
 def test_rows_that_are_longer_than_their_schema_allows_are_clipped():
     table = binary_table(400)
     X: Any = SEXES.encode(table).astype("f4")
