@@ -47,7 +47,10 @@ from numpyro_vips.model.facts.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.refused_sites import nothing_said
 from numpyro_vips.model.synthetic.prior_centre import units_of_prior
-from numpyro_vips.model.synthetic.synthetic_rows import with_large_floats
+from numpyro_vips.model.synthetic.synthetic_rows import (
+    rows_of_encodings,
+    with_large_floats,
+)
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Synthetic rows on which directions of which rows say nothing are looked for.
@@ -436,12 +439,16 @@ def _silent(
     elbo: UnconstrainedElbo, traced: jex_core.ClosedJaxpr, read: UnconstrainedSpace
 ) -> SilentDirections:
     """Directions in which synthetic rows have no gradient; see `silent_directions`."""
+    rows = with_large_floats(elbo.rows_with_codes(read.sites, _SILENT_ROWS, traced))
+    number = len(next(iter(rows.values())))
+    encoded = rows_of_encodings(elbo.row_elbo.graph.arguments, number, "any")
     return silent_directions(
         elbo.of_row,
         traced,
         read.sites,
         {site.name: elbo.centres[site.name] for site in read.sites},
-        with_large_floats(elbo.rows_with_codes(read.sites, _SILENT_ROWS, traced)),
+        rows | encoded,
+        is_encoded=bool(encoded),
     )
 
 

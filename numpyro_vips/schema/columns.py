@@ -405,7 +405,10 @@ class Categorical(Column):
     def synthetic(
         self, rng: np.random.Generator, count: int, *, places: SyntheticPlaces
     ) -> Float[np.ndarray, "rows width"]:
-        drawn = rng.choice([*self._codes().values()], count)
+        possible = [*self._codes().values()]
+        if self.handle_unknown == "ignore":
+            possible.append(NO_CATEGORY)
+        drawn = rng.choice(possible, count)
         codes = np.array([*self._indicators().values()], np.int64)
         return (drawn[:, None] == codes).astype(np.float64)
 

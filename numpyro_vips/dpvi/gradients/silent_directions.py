@@ -55,11 +55,13 @@ def silent_directions(
     sites: Sequence[GuideSite],
     start: Mapping[str, Any],
     rows: Mapping[str, Any],
+    *,
+    is_encoded: bool = False,
 ) -> SilentDirections:
     """The directions that are found, of real globals of which rows pick all entries.
 
     Nobody looks where a row takes no entry of an array by its number, as that of its
-    group.
+    group, and no schema has encoded a category by indicators, which add up to one.
 
     Args:
       density: A row's log density, of the globals that it depends on and of the row.
@@ -67,9 +69,13 @@ def silent_directions(
       sites: These globals, in the order of the layout.
       start: Where the trials are, about.
       rows: Synthetic rows, several for each global.
+      is_encoded: Whether some of what they hold is as a schema encodes it.
     """
     size = sum(site.size for site in sites)
-    if not picks_entries(program) or sum(site.is_real for site in sites) < 2:
+    if (
+        not (picks_entries(program) or is_encoded)
+        or sum(site.is_real for site in sites) < 2
+    ):
         return SilentDirections(np.zeros((size, 0)))
     found: list[Float64[np.ndarray, "rows size"]] = []
     number = len(next(iter(rows.values())))

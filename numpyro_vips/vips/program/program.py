@@ -27,6 +27,7 @@ from numpyro_vips.conjugacy.structure.structure import (
     find_structure,
     normal_terms,
 )
+from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.vips.program.feature_detection import find_features
 from numpyro_vips.vips.program.feature_products import with_own_products
@@ -38,7 +39,10 @@ from numpyro_vips.vips.program.forgotten_steps import (
     waiting_factors,
 )
 from numpyro_vips.vips.program.named_arrays import Values
-from numpyro_vips.vips.program.silent_directions import silent_directions
+from numpyro_vips.vips.program.silent_directions import (
+    directions_silent_in_encodings,
+    silent_directions,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -204,6 +208,26 @@ def _num_released(structure: Structure) -> int:
     )
 
 
+def _silent(
+    found: _WithFeatures, arguments: ModelArguments, name: str
+) -> Float64[np.ndarray, "size directions"]:
+    """A basis of the directions of a Gaussian factor of which no row says anything.
+
+    Args:
+      found: The model's structure.
+      arguments: Its arguments, without rows.
+      name: The factor.
+    """
+    structure = found.structure
+    of_terms = silent_directions(structure, name, found.row_terms)
+    if of_terms.shape[1] or name not in found.features:
+        return of_terms
+    size = structure.posterior_factors[name].shape[-1]
+    return directions_silent_in_encodings(
+        arguments, found.row_constants, found.features[name], size
+    )
+
+
 def program_of(
     graph: ModelGraph,
     log_joint: LogJoint,
@@ -261,7 +285,7 @@ def program_of(
         prior_terms_by_site=prior,
         features=found.features,
         silent={
-            name: silent_directions(structure, name, rows)
+            name: _silent(found, graph.arguments, name)
             for name in sorted(structure.newton)
         },
         factor_terms={

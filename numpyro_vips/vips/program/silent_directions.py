@@ -6,23 +6,37 @@ the prior the rest. Noise knows nothing of that. In a released gradient it point
 such a direction, too, and in a released curvature it looks like information about it.
 
 That the density of rows is the same function is not assumed: it is tried at random
-numbers. DPVI, which has gradients in place of terms, tries these in
+numbers. In logits b + X @ w there is such a direction if a schema has encoded X by an
+indicator for each category, as these add up to one; that is tried on rows that the
+schema can make. DPVI, which has gradients in place of terms, tries these in
 `dpvi/gradients/silent_directions.py`.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
 
+import jax
 import numpy as np
 from jaxtyping import Float64
 
 from numpyro_vips.conjugacy.algebra.terms import Term
+from numpyro_vips.conjugacy.structure.row_constants import RowConstants
 from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.synthetic.synthetic_rows import (
+    rows_of_encodings,
+    synthetic_rows,
+)
+from numpyro_vips.vips.program.features import Features
 from numpyro_vips.vips.program.random_trials import is_shifted_unseen
 
 Direction = Float64[np.ndarray, " size"]
 # Latents of a block beyond which nobody looks.
 _MOST_LATENTS = 12
+# Rows of a schema for each coordinate, so that none of its categories is missing.
+_ROWS_PER_COORDINATE = 100
+# What rounding leaves of a sum that is zero, in single precision.
+_ROUNDING = 1e-5
 
 
 def silent_directions(
@@ -43,9 +57,55 @@ def silent_directions(
         for direction in _candidates(structure, name)
         if is_shifted_unseen(structure, name, direction, terms)
     ]
-    if not found:
-        return np.zeros((size, 0))
-    basis, values, _ = np.linalg.svd(np.stack(found, 1), full_matrices=False)
+    return _basis(np.stack(found, 1) if found else np.zeros((size, 0)))
+
+
+def directions_silent_in_encodings(
+    arguments: ModelArguments,
+    row_constants: RowConstants,
+    features: Features,
+    size: int,
+) -> Float64[np.ndarray, "size directions"]:
+    """An orthonormal basis of the directions in which no encoded row has a feature.
+
+    Args:
+      arguments: The model's, of which a schema has encoded some or none.
+      row_constants: What makes features of a row.
+      features: Those of a Gaussian block.
+      size: Coordinates of the block.
+    """
+    nothing = np.zeros((size, 0))
+    if not arguments.encodings:
+        return nothing
+    count = _ROWS_PER_COORDINATE * size
+    rows = synthetic_rows(arguments, count, seed=0)
+    rows |= rows_of_encodings(arguments, count, "any")
+    arrays, valid = jax.vmap(row_constants.zero_if_invalid)(arguments.as_taken(rows))
+    found = np.zeros((count, size))
+    np.add.at(
+        found.T, [*features.places], np.asarray(jax.vmap(features.flat)(arrays)).T
+    )
+    # Which of several intercepts a row has is not known here.
+    if len(features.constant) == 1:
+        found[:, features.constant] = 1.0
+    found = found[np.asarray(valid)]
+    sizes = np.sqrt(np.mean(found**2, axis=0)) if len(found) else np.zeros(size)
+    seen = np.flatnonzero(sizes > 0)
+    if len(found) < size or not len(seen):
+        return nothing
+    _, values, axes = np.linalg.svd(found[:, seen] / sizes[seen], full_matrices=False)
+    silent = np.zeros((size, len(seen)))
+    silent[seen] = axes.T / sizes[seen][:, None]
+    return _basis(silent[:, values <= _ROUNDING * values[0]])
+
+
+def _basis(
+    directions: Float64[np.ndarray, "size number"],
+) -> Float64[np.ndarray, "size directions"]:
+    """An orthonormal basis of what some directions span."""
+    if not directions.size:
+        return np.zeros((len(directions), 0))
+    basis, values, _ = np.linalg.svd(directions, full_matrices=False)
     return basis[:, values > 1e-9 * values[0]]
 
 
