@@ -16,7 +16,7 @@ The first of these that applies:
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -178,15 +178,11 @@ def _parts_of_statistics(
     others = [trial.norms(sized) for sized in rows_of_other_sizes(rows)]
     varying = varying_blocks(others, largest) | engine.recentred
     information = {block.name for block in engine.blocks("refreshed")}
-    # The grid of what is counted all the same stays that of rows of unit size.
     bounded = _bounded_by_encodings(trial, graph.arguments, rows)
-    # Residuals of labels, and curvatures, are mostly far below what a row has that
-    # surprises the model and is in rare categories, and noise goes with the norm.
-    of_labels = engine.growing | information
-    has_enough = num_rows >= _HISTOGRAMS_OF_LABELS * _ROWS_PER_HISTOGRAM
-    encoded = rows_of_encodings(graph.arguments, NUM_TYPICAL_ROWS, "any").values()
-    if has_enough and not _are_signs(encoded):
-        bounded = {name: bounded[name] for name in bounded.keys() - of_labels}
+    if _counts_encoded_labels(graph.arguments):
+        of_labels = engine.growing | information
+        bounded = {n: norm for n, norm in bounded.items() if n not in of_labels}
+    # The grid of what is counted all the same stays that of rows of unit size.
     largest |= {name: bounded[name] for name in varying & bounded.keys()}
     varying -= bounded.keys() - engine.recentred
     squares = square_blocks([typical, *others], varying)
@@ -300,9 +296,18 @@ def _bounded_by_encodings(
     }
 
 
-def _are_signs(rows: Iterable[np.ndarray]) -> bool:
-    """Whether all entries of an array have one size, as those of binary columns."""
-    return all(np.ptp(np.abs(array)) == 0 for array in rows)
+def _counts_encoded_labels(arguments: ModelArguments) -> bool:
+    """Whether residuals of labels and curvatures are counted, though a schema bounds
+    them.
+
+    Mostly they are far below those of a row that surprises the model and is in rare
+    categories, and noise goes with the norm. Columns of -1 and 1 alone make all rows
+    equally long.
+    """
+    if arguments.public_num_rows < _HISTOGRAMS_OF_LABELS * _ROWS_PER_HISTOGRAM:
+        return False
+    encoded = rows_of_encodings(arguments, NUM_TYPICAL_ROWS, "any").values()
+    return any(np.ptp(np.abs(rows)) > 0 for rows in encoded)
 
 
 # Rows for each of several histograms, below which their noise hides too much.
