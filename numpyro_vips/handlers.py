@@ -19,9 +19,11 @@ from typing import Any
 import numpyro
 from numpyro.primitives import Messenger
 
+from numpyro_vips._keywords import naming_arguments
 from numpyro_vips.points import in_structure_of
 
 
+@naming_arguments(plate="unit='patients'", name="unit='patients'")
 class private(Messenger):
     """Marks the plate whose rows are the protected individuals.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from numpyro_vips import _validate, accounting
+from numpyro_vips._keywords import naming_arguments
 from numpyro_vips._settings import code_of_value
 from numpyro_vips.accounting import (
     ACCOUNTANTS,
@@ -49,6 +50,7 @@ class Spending(NamedTuple):
     delta: float
 
 
+@naming_arguments(eps="epsilon=1.0", file="path='ledger.json'")
 class PrivacyBudget:
     """An append-only ledger, shared by every fit on one data set.
 

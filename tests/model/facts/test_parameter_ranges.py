@@ -161,9 +161,7 @@ def grades(prior: Any) -> Callable[..., None]:
         (half_normal, {}),
         (grades(CUTS.to_event(1)), {"y": "cutpoints"}),
         (
-            grades(
-                dist.TransformedDistribution(CUTS, dist.transforms.OrderedTransform())
-            ),
+            grades(dist.TransformedDistribution(CUTS, OrderedTransform())),
             {},
         ),
     ],
