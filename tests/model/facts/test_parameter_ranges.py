@@ -1,5 +1,6 @@
 """Parameters that leave their ranges are found before a charge; no others are."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -191,6 +192,13 @@ def test_each_range_has_a_warning_of_its_own() -> None:
     chances, positive = warnings_of_ranges(parameters_out_of_range(graph))
     assert "'probs' of 'z'" in chances and "'y'" not in chances
     assert "'mean' of 'y' and 'concentration' of 'y'" in positive
+
+
+@pytest.mark.parametrize("epsilon", [1.0, math.inf])
+def test_explain_says_it_for_free(epsilon: float) -> None:
+    vi = vi_of(rates, budget=nv.PrivacyBudget(epsilon, 1e-6))
+    notes = vi.explain(X, Y.astype(int)).notes
+    assert any("'rate' of 'y'" in note for note in notes)
 
 
 @pytest.mark.thorough
