@@ -192,6 +192,11 @@ def check_marked(model: Any) -> None:
                     "keys of its own, from that of run(rng_key, ...)."
                 )
             handler = handler.fn
+        if hasattr(handler, "trace") and hasattr(handler, "lower"):
+            raise TypeError(
+                "The model is under jax.jit, which hides its sample statements from "
+                "NumPyro. Pass it without: a fit compiles it."
+            )
         return
     inner = getattr(model, "fn", None)
     if isinstance(model, private):
