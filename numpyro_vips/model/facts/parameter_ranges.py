@@ -8,6 +8,7 @@ model that was meant; for the others there is no density. Here the prior's own d
 tried on synthetic rows. No private value is read.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +26,9 @@ from numpyro_vips.model.synthetic.prior_centre import at_initial_params, moderat
 from numpyro_vips.model.synthetic.synthetic_rows import directions
 
 _NUM_DRAWS = 64
+# Of larger models, networks, chances alone are looked at: the priors of many globals
+# take long to draw from.
+_MOST_GLOBALS = 10_000
 # The share of draws that has to lie outside in each kind of rows.
 _WORTH_A_WARNING = 0.05
 # What rounding may make of a sum of shares.
@@ -90,13 +94,15 @@ def parameters_out_of_range(graph: ModelGraph) -> tuple[OutOfRange, ...]:
     well keep them within: a sum of shares is a chance where rows are indicators.
 
     Args:
-      graph: The model. One whose rows have latents of their own is not looked at.
+      graph: The model. One whose rows have latents of their own is not looked at, and
+        of one with more than 10,000 globals chances alone.
     """
     looked_at = [
         OutOfRange(site.name, parameter, place)
         for site in graph.sites.values()
         for parameter, place in _ranges_of(site)
-        if _depends_on_latents(graph, site)
+        if (_RANGES[place] is _CHANCES or graph.num_globals <= _MOST_GLOBALS)
+        and _depends_on_latents(graph, site)
     ]
     if not looked_at or graph.latents("local"):
         return ()
@@ -115,19 +121,17 @@ def parameters_out_of_range(graph: ModelGraph) -> tuple[OutOfRange, ...]:
 
     try:
         draws = moderate_draws(graph, _NUM_DRAWS)
-        shares = [
-            [np.mean(off) for off in evaluate_in_double(outside, rows, draws)]
-            for rows in _kinds_of_rows(graph.arguments)
-        ]
+        found = np.ones(len(looked_at), bool)
+        for rows in _kinds_of_rows(graph.arguments):
+            shares = np.mean(evaluate_in_double(outside, rows, draws), axis=-1)
+            found &= shares > _WORTH_A_WARNING
+            if not found.any():
+                return ()
     # Such as a discrete global, which has no unconstrained values, or a sampler that
     # fails on such rows. Others will say why.
     except Exception:
         return ()
-    return tuple(
-        each
-        for each, share in zip(looked_at, np.min(shares, axis=0), strict=True)
-        if share > _WORTH_A_WARNING
-    )
+    return tuple(itertools.compress(looked_at, found))
 
 
 def warnings_of_ranges(found: Iterable[OutOfRange]) -> Iterator[str]:

@@ -180,6 +180,20 @@ def test_parameters_leave_their_range_under_the_priors(
         assert f"{parameter!r} of {site!r}" in texts[0]
 
 
+def test_of_many_globals_chances_alone_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = "numpyro_vips.model.facts.parameter_ranges._MOST_GLOBALS"
+    for most, found in ((3, ["linear", "rates"]), (2, ["linear"])):
+        monkeypatch.setattr(where, most)
+        outside = []
+        for model in (linear, rates):
+            private = nv.private(model, unit="rows")
+            graph = build_graph(private, bind_arguments(private, (X, Y), {}))
+            outside += [model.__name__] * len(parameters_out_of_range(graph))
+        assert outside == found
+
+
 def test_each_range_has_a_warning_of_its_own() -> None:
     def model(x: Any, y: Any) -> None:
         w, s = weights(), numpyro.sample("s", dist.Normal(0.0, 1.0))
