@@ -27,6 +27,7 @@ import numpyro.distributions as dist
 
 import numpyro_vips as nv
 import sigmoid_belief_network as belief_network
+from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 from numpyro_vips.vips.m_step import starts
 
 CENTRES = np.array([[-4.0, 0.0], [4.0, 0.0], [0.0, 5.0]])
@@ -39,12 +40,14 @@ def main() -> None:
     if args.part == "mixture":
         for size in DISPLACEMENTS:
             starts._COMPONENT_DISPLACEMENT = size
+            forget_prepared_fits()  # They start where they were compiled to.
             found = sum(_finds_all(seed) for seed in range(args.starts))
             print(f"displacement {size:g}: {found} of {args.starts}", flush=True)
         return
     images = belief_network.load(args.data)
     for variance in VARIANCES:
         starts._STARTING_VARIANCE = variance
+        forget_prepared_fits()
         parsed = belief_network._parser().parse_args(
             [
                 *("--num-units", "50", "--prior", "tpbn", "--no-progress"),

@@ -13,6 +13,15 @@ from numpyro_vips.errors import did_you_mean
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+# Where settings of a fit belong that an engine's do not have.
+SETTINGS_OF_FITS = {
+    "batch_size": "PrivateVI(..., sampling=nv.Poisson(0.1))",
+    "sampling": "PrivateVI(..., sampling=nv.Poisson(0.1))",
+    "num_steps": "PrivateVI(..., num_steps=100)",
+    "clipping_norm": "PrivateVI(..., clipping_norm=1.0)",
+    "epsilon": "PrivateVI(..., epsilon=0.5)",
+    "delta": "PrivateVI(..., delta=1e-6)",
+}
 # Where else a setting belongs that is none of `PrivateVI`.
 _PLACES = {
     "batch_size": "sampling=nv.Poisson(0.1) for a tenth of the rows in each step",
@@ -85,6 +94,58 @@ def needing_key(
         return checked
 
     return telling
+
+
+def naming_arguments(**places: str) -> Callable[[type[_T]], type[_T]]:
+    """Lets errors about a class's arguments say how it is called.
+
+    Args:
+      places: What to write in place of keywords that it does not have.
+    """
+
+    def telling(owner: type[_T]) -> type[_T]:
+        init: Callable[..., None] = owner.__init__
+        # Without types: they would hide which arguments there are.
+        given_to_init = inspect.signature(init)
+        signature = given_to_init.replace(
+            parameters=[
+                each.replace(annotation=inspect.Parameter.empty)
+                for each in [*given_to_init.parameters.values()][1:]
+            ],
+            return_annotation=inspect.Signature.empty,
+        )
+        name, known = owner.__name__, signature.parameters.keys()
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            _check(name, kwargs, known, places)
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(
+                    f"{name}: {error}. It is called as {name}{signature}."
+                ) from None
+            init(self, *args, **kwargs)
+
+        # Through `setattr`, since a type checker would have methods stay as they are.
+        setattr(owner, "__init__", checked)  # noqa: B010
+        return owner
+
+    return telling
+
+
+def no_attribute(owner: object, name: str, places: Mapping[str, str]) -> AttributeError:
+    """The error for an attribute that an object does not have.
+
+    Args:
+      owner, name: The object and the attribute.
+      places: What to write in place of attributes that it does not have.
+    """
+    message = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    if name in places:
+        message += f": write {places[name]}"
+    # With these Python looks for a name that is alike.
+    return AttributeError(f"{message}.", name=name, obj=owner)
 
 
 def _check(

@@ -19,9 +19,11 @@ from typing import Any
 import numpyro
 from numpyro.primitives import Messenger
 
+from numpyro_vips._keywords import naming_arguments
 from numpyro_vips.points import in_structure_of
 
 
+@naming_arguments(plate="unit='patients'", name="unit='patients'")
 class private(Messenger):
     """Marks the plate whose rows are the protected individuals.
 
@@ -190,6 +192,11 @@ def check_marked(model: Any) -> None:
                     "keys of its own, from that of run(rng_key, ...)."
                 )
             handler = handler.fn
+        if hasattr(handler, "trace") and hasattr(handler, "lower"):
+            raise TypeError(
+                "The model is under jax.jit, which hides its sample statements from "
+                "NumPyro. Pass it without: a fit compiles it."
+            )
         return
     inner = getattr(model, "fn", None)
     if isinstance(model, private):

@@ -53,7 +53,7 @@ from numpyro_vips.jax_tools.random_keys import as_threefry, platforms, single_ke
 from numpyro_vips.jax_tools.rounding import check_numbers_that_are_not_finite_are_seen
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.facts.loops_of_rows import warning_of_loops
-from numpyro_vips.model.facts.parameter_ranges import warning_of_chances
+from numpyro_vips.model.facts.parameter_ranges import warnings_of_ranges
 from numpyro_vips.model.max_nonzeros import check_widths
 from numpyro_vips.privacy.budget import PrivacyBudget, check_is_budget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
@@ -71,7 +71,7 @@ def _warnings_before_charge(
     """What the caller may want to know before the budget pays for the fit."""
     for warning in (
         warning_of_no_globals(prepared.graph),
-        warning_of_chances(prepared.out_of_range),
+        *warnings_of_ranges(prepared.out_of_range),
         warning_of_loops(prepared.loops_until_rows_stop),
         warning_of_delta(priced, prepared.arguments.public_num_rows),
     ):

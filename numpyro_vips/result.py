@@ -8,13 +8,13 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from numpyro_vips import _html, _validate, result_file
-from numpyro_vips._keywords import needing_key
+from numpyro_vips._keywords import needing_key, no_attribute
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.entry_points import computing
 from numpyro_vips.jax_tools.random_keys import single_key
@@ -35,6 +35,15 @@ _PRIVACY_ATTRIBUTES = (
     *("unit", "relation", "sampling", "epsilon", "delta", "accountant"),
     "noise_source",
 )
+_DRAWS = "sample_posterior(jax.random.key(1), sample_shape=(1000,))"
+_SUMMARY = "print(result.uncertainty())"
+# What there is for those who know the results of other libraries.
+_OTHER_NAMES = {
+    **dict.fromkeys(("get_samples", "samples", "sample"), _DRAWS),
+    **dict.fromkeys(("summary", "print_summary", "mean", "std", "sd"), _SUMMARY),
+    **{name: f"privacy.{name}" for name in ("epsilon", "delta")},
+    "predict": "numpyro.infer.Predictive(model, draws), with draws by " + _DRAWS,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -170,6 +179,13 @@ class PrivateVIResult:
             )
         return self.posterior.sample(rng_key, tuple(sample_shape))
 
+    # A type checker would take whatever is misspelt for an attribute.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Tells those who expect other names what there is in their place."""
+            raise no_attribute(self, name, _OTHER_NAMES)
+
     @computing
     def uncertainty(self) -> Uncertainty:
         """How much of the posterior's width is due to data, and how much to privacy.
@@ -200,8 +216,10 @@ class PrivateVIResult:
         """
         if self.privacy.is_private and not isinstance(self.posterior, KnowsItsParts):
             raise ValueError(
-                f"A posterior of the engine {self.engine!r} cannot tell noise from "
-                "what the rows leave open."
+                f"The posterior, of the engine {self.engine!r}, does not allow for the "
+                "noise, so what noise adds to its widths is not known. print(result) "
+                "has what the fit warned of, and docs/intervals.md which fits allow "
+                "for it. Means and widths as they are: to_arviz(jax.random.key(1))."
             )
         moments = self.posterior.moments()
         parts = (

@@ -48,9 +48,17 @@ def write(path: str | os.PathLike[str], saved: SavedResult) -> None:
     A file that is already there is replaced when the new one is complete.
 
     Raises:
+      FileNotFoundError: The folder does not exist.
       TypeError: What should be JSON-able is not; the old file is as it was.
     """
     import xarray
+
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {str(path.parent)!r} to write {path.name!r} to. Make "
+            "it first, or choose another."
+        )
 
     texts = {
         "privacy_statement": saved.privacy.to_dict(),
@@ -79,7 +87,6 @@ def write(path: str | os.PathLike[str], saved: SavedResult) -> None:
             **{name: json.dumps(value) for name, value in texts.items()},
         },
     )
-    path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         dataset.to_netcdf(temporary, engine="h5netcdf")

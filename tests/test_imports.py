@@ -59,9 +59,9 @@ ORDER = (
     "polya_gamma.py",
     "jax_tools/",
     "jax_tools/operations/",
-    "_keywords.py",
     "_settings.py",
     "handlers.py",
+    "_keywords.py",
     "points.py",
     "errors.py",
     "_html.py",
@@ -226,7 +226,6 @@ def test_the_privacy_core_needs_no_jax(file):
 
 # Modules without a test file of their own name, and where they are tested.
 TESTED_ELSEWHERE = {
-    "_keywords.py": "by settings in wrong places, test_inference_refusals.py",
     "abilities.py": "what engines have without them, vips/ and dpvi/test_engine.py",
     "conjugacy/densities/log_densities.py": "by a model each, test_conjugate_models.py",
     "conjugacy/families/gig_draws.py": "families/test_generalized_*.py",

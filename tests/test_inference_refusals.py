@@ -383,6 +383,14 @@ def test_a_model_whose_draws_are_fixed_is_refused(budget):
         fitted(marked(numpyro.handlers.seed(logistic, 0)), X, Y, budget=budget)
 
 
+def test_a_model_under_jit_is_refused_with_the_remedy() -> None:
+    """NumPyro does not see what it samples."""
+    budget = nv.PrivacyBudget(1.0, 1e-6)
+    with pytest.raises(TypeError, match=r"under jax\.jit.*Pass it without"):
+        fitted(marked(jax.jit(logistic)), X, Y, budget=budget)
+    assert not budget.charges
+
+
 def test_fits_with_equal_settings_can_be_recognised(budget):
     """They are values: a fit that was prepared can be found again by them."""
 

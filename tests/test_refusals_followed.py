@@ -3,6 +3,8 @@
 The models are those of tutorials, as one would write them who knows NumPyro alone.
 """
 
+import contextlib
+import functools
 import warnings
 from typing import Any
 
@@ -130,6 +132,34 @@ def test_a_gaussian_process_of_all_rows(model: Any):
     np.testing.assert_allclose(
         functions @ found["w"].mean, np.sin(2 * places), atol=0.35
     )
+
+
+# --- rows that .to_event() has taken into one density ---------------------------------
+
+
+def binary(x: Any, y: Any, *, plate: str, is_event: bool) -> None:
+    """As where every sample statement has its .to_event()."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    likelihood: Any = dist.Bernoulli(logits=w[0] + w[1] * x)
+    if is_event:
+        likelihood = likelihood.to_event(1)
+    with numpyro.plate("rows", len(y)) if plate else contextlib.nullcontext():
+        if plate == "around it":
+            numpyro.sample("y", likelihood, obs=y)
+    if plate != "around it":
+        numpyro.sample("y", likelihood, obs=y)
+
+
+@pytest.mark.parametrize("plate", ["", "beside it", "around it"])
+def test_an_event_of_all_rows(plate: str):
+    text = refusal(
+        functools.partial(binary, plate=plate, is_event=True), BEFORE, TREATED
+    )
+    assert "Gaussian process" not in text
+    assert "Leave it out if a row has one number here" in text
+    assert "put the site under the plate" in text
+    as_told = functools.partial(binary, plate="around it", is_event=False)
+    assert vi_of(as_told).explain(BEFORE, TREATED).engine == "vips"
 
 
 # --- sizes that are computed from data ------------------------------------------------

@@ -1,5 +1,6 @@
 """Results: draws, parameters, and what they say of themselves."""
 
+import copy
 import math
 import re
 import subprocess
@@ -72,6 +73,24 @@ def test_who_gives_no_key_or_another_methods_keyword_is_told_what_to_pass(
 ):
     with pytest.raises(TypeError, match=re.escape(expected)):
         getattr(result, method)(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("get_samples", "write sample_posterior(jax.random.key(1)"),
+        ("summary", "write print(result.uncertainty())"),
+        ("epsilon", "write privacy.epsilon"),
+        ("predict", "write numpyro.infer.Predictive(model, draws)"),
+        ("nothing_like_it", "no attribute 'nothing_like_it'."),
+    ],
+)
+def test_who_expects_another_librarys_names_is_told_what_there_is(
+    result, name, instead
+):
+    with pytest.raises(AttributeError, match=re.escape(instead)):
+        getattr(result, name)
+    assert not hasattr(result, name) and hasattr(copy.copy(result), "privacy")
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])

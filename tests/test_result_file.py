@@ -137,6 +137,13 @@ def test_a_failed_save_leaves_the_old_file(result, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["fit.nc"]
 
 
+def test_a_folder_that_there_is_not_is_named(result, tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"no folder '.*fits' to write 'fit.nc'"
+    ):
+        result.save(tmp_path / "fits" / "fit.nc")
+
+
 def test_files_that_are_no_results_are_refused(result, tmp_path):
     with pytest.raises(FileNotFoundError, match="no file"):
         load(tmp_path / "missing.nc")

@@ -115,7 +115,9 @@ def test_a_posterior_that_does_not_know_says_so() -> None:
         privacy=SimpleNamespace(is_private=True),  # type: ignore[arg-type]
         engine="other",
     )
-    with pytest.raises(ValueError, match="cannot tell"):
+    with pytest.raises(
+        ValueError, match=r"not allow for the noise.*docs/intervals\.md"
+    ):
         result.uncertainty()
 
 

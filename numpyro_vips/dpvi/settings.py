@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from numpyro_vips._keywords import SETTINGS_OF_FITS, naming_arguments
 from numpyro_vips._settings import code_of
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.options import DpviOptions
@@ -10,6 +11,11 @@ from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph
 
 
+@naming_arguments(
+    **SETTINGS_OF_FITS,
+    learning_rate="optimizer=optax.adam(0.01)",
+    optim="optimizer=optax.adam(0.01)",
+)
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class DPVI(DpviOptions):
     """Variational inference by clipped and noisy gradients, with its settings.

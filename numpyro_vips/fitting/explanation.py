@@ -13,10 +13,12 @@ from numpyro_vips.fitting.bounds.norm_histogram import THRESHOLD
 from numpyro_vips.fitting.bounds.prior_norms import rows_in_place
 from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.prepare import PreparedFit
+from numpyro_vips.fitting.pricing import warning_of_no_globals
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
+from numpyro_vips.model.facts.parameter_ranges import warnings_of_ranges
 
 
 def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
@@ -234,6 +236,10 @@ def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
 
 def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     """What a person should know of a fit that no table of `explain` says."""
+    # What `run` will warn of is known before the budget pays for a second try.
+    if (message := warning_of_no_globals(prepared.graph)) is not None:
+        yield message
+    yield from warnings_of_ranges(prepared.out_of_range)
     if prepared.choice.hides_curvature:
         yield _on_hidden_curvature(prepared)
     if prepared.choice.advantage not in (None, "no curvature"):

@@ -27,7 +27,10 @@ from numpyro_vips.model.facts.loops_of_rows import (
     loops_until_rows_stop,
     program_of_model,
 )
-from numpyro_vips.model.facts.parameter_ranges import chances_out_of_range
+from numpyro_vips.model.facts.parameter_ranges import (
+    OutOfRange,
+    parameters_out_of_range,
+)
 from numpyro_vips.model.graph import ModelGraph, build_graph
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
@@ -47,7 +50,7 @@ class PreparedFit:
       axis_labels: What numbers the axes of globals, where it is known, see
         `axis_labels`.
       exposed: Which rates are proportional to which arguments, see `exposures`.
-      out_of_range: Which chances leave [0, 1], see `chances_out_of_range`.
+      out_of_range: See `parameters_out_of_range`.
       loops_until_rows_stop: Whether what runs on rows has such a loop; see
         `loops_of_rows`.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
@@ -60,7 +63,7 @@ class PreparedFit:
     steps: tuple[Step, ...]
     axis_labels: AxisLabels
     exposed: Mapping[str, tuple[str, ...]]
-    out_of_range: Mapping[str, str]
+    out_of_range: tuple[OutOfRange, ...]
     loops_until_rows_stop: bool
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
@@ -123,7 +126,7 @@ def prepare_fit(
         steps=with_rounding(steps, arguments.public_num_rows, options.max_batch_size),
         axis_labels=axis_labels(model, graph),
         exposed=exposures(graph),
-        out_of_range=chances_out_of_range(graph),
+        out_of_range=parameters_out_of_range(graph),
         loops_until_rows_stop=any(map(loops_until_rows_stop, of_rows)),
     )
 

@@ -263,7 +263,7 @@ def _site(name: str, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
         also = beside(two, three, "all", "order")
         raise UnsafeModelError(
             f"{name!r} has an axis with one entry per row but stands outside the "
-            f"plate {unit!r}. {where_to_put(batch, differs, plates, unit)}{also}"
+            f"plate {unit!r}. {where_to_put(name, differs, unit, two, three)}{also}"
         )
     if row_axis is not None and (
         differs != [row_axis] or [s[row_axis] for s in shapes] != [2, 3]

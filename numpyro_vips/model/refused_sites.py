@@ -3,12 +3,12 @@
 All of it is read off the model's traces on two and on three abstract rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from numpyro_vips.errors import UnsafeModelError, did_you_mean, quoted
 from numpyro_vips.jax_tools.jaxprs import without_dead_code
 from numpyro_vips.model.meeting_rows import first_meeting, in_rows
-from numpyro_vips.model.trace import Trace
+from numpyro_vips.model.trace import Trace, TracedSite
 
 _ONE_DENSITY = (
     "It is one density of all rows together, like a Gaussian process's, in "
@@ -16,6 +16,11 @@ _ONE_DENSITY = (
     "in which rows are independent given latents that they share, for example "
     "a regression on a fixed number of basis functions, with one observation "
     "for each row under the plate."
+)
+_TAKEN_INTO_EVENT = (
+    "Its .to_event() has made one density of all rows. Leave it out if a row has one "
+    "number here, else let it take the axes of a row alone, and put the site under the "
+    "plate."
 )
 
 
@@ -46,7 +51,8 @@ def missing_plate(unit: str, two: Trace, three: Trace) -> UnsafeModelError:
         event = two.samples[name].event_dim
         if event and shapes[0][-event:] != shapes[1][-event:]:
             return UnsafeModelError(
-                f"{message} As it stands, {name!r} cannot be. {_ONE_DENSITY}"
+                f"{message} As it stands, {name!r} cannot be. "
+                f"{_of_all_rows(two.samples[name], *shapes)}"
             )
     return UnsafeModelError(message + beside(two, three, "order", "pairs"))
 
@@ -85,7 +91,8 @@ def misfit(
       batch: The number of the site's batch axes.
       two, three: The model's traces on so many rows.
     """
-    shapes = [trace.shape(name)[:batch] for trace in (two, three)]
+    whole = two.shape(name), three.shape(name)
+    shapes = [shape[:batch] for shape in whole]
     written = [trace.samples[name].parameters_shape for trace in (two, three)]
     what = "factor" if two.samples[name].is_factor else "value"
     problem = (
@@ -102,6 +109,8 @@ def misfit(
             "It pairs every row with every other, as happens where shapes such as "
             "(N, 1) and (N,) are combined: make both (N,), with X[:, 0] or .ravel()."
         )
+    elif not differs and _is_taken_into_event(two.samples[name], *whole):
+        remedy = _TAKEN_INTO_EVENT
     elif not differs:
         remedy = (
             "It has no axis of rows: give it one entry per row, or put it outside the "
@@ -130,19 +139,41 @@ def misfit(
     return f"{problem}. {remedy}"
 
 
+def _of_all_rows(site: TracedSite, two: tuple[int, ...], three: tuple[int, ...]) -> str:
+    """What to do about a site whose event has an axis of rows.
+
+    Args:
+      site: The site.
+      two, three: The shapes of its value with so many rows.
+    """
+    return _TAKEN_INTO_EVENT if _is_taken_into_event(site, two, three) else _ONE_DENSITY
+
+
+def _is_taken_into_event(
+    site: TracedSite, two: tuple[int, ...], three: tuple[int, ...]
+) -> bool:
+    """Whether `to_event` made the axis of rows one of the event; see `_of_all_rows`."""
+    taken = site.structure.reinterpreted if site.structure else 0
+    first = len(two) - site.event_dim
+    return two[first : first + taken] != three[first : first + taken]
+
+
 def where_to_put(
-    batch: int, differs: Sequence[int], plates: Mapping[int, str], unit: str
+    name: str, differs: Sequence[int], unit: str, two: Trace, three: Trace
 ) -> str:
     """What to do about a site with an axis of rows outside the unit plate.
 
     Args:
-      batch: The number of its batch axes.
+      name: The site.
       differs: Its axes of rows.
-      plates: The plates of its axes.
       unit: The unit plate.
+      two, three: The model's traces on so many rows.
     """
+    site = two.samples[name]
+    batch = len(two.shape(name)) - site.event_dim
     if any(axis >= batch for axis in differs):
-        return _ONE_DENSITY
+        return _of_all_rows(site, two.shape(name), three.shape(name))
+    plates = {batch + dim: plate for plate, dim in site.plates}
     others = [repr(plates[axis]) for axis in differs if axis in plates]
     if others:
         return (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from numpyro_vips import _validate, accounting
+from numpyro_vips._keywords import naming_arguments
 from numpyro_vips._settings import code_of_value
 from numpyro_vips.accounting import (
     ACCOUNTANTS,
@@ -49,6 +50,7 @@ class Spending(NamedTuple):
     delta: float
 
 
+@naming_arguments(eps="epsilon=1.0", file="path='ledger.json'")
 class PrivacyBudget:
     """An append-only ledger, shared by every fit on one data set.
 
@@ -67,8 +69,8 @@ class PrivacyBudget:
       budget. Sums are exact in decimals: ten times 0.1 is 1.
     * `"rdp"`: every event goes through one Rényi filter, which is better for many fits.
       It reads a single fit dearer than the `"pld"` accountant does, by 11 to 26 % with
-      full batches and by more with small minibatches, so let `calibrate_events` find
-      the noise.
+      full batches and by more with small minibatches (docs/privacy_proofs.md has the
+      command), so let `calibrate_events` find the noise.
 
     Methods may be called from several threads, and several processes may share a file.
 

@@ -9,7 +9,10 @@ import math
 from typing import Any, ClassVar
 
 from numpyro_vips import _validate
+from numpyro_vips._keywords import naming_arguments
 from numpyro_vips.accounting import RELATIONS, GaussianEvent, Relation, Sampling
+
+_RATES = {"batch_size": "rate=0.1 for a tenth of the rows in each step"}
 
 
 class RowSampling:
@@ -68,6 +71,7 @@ class RowSampling:
         )
 
 
+@naming_arguments()
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FullBatch(RowSampling):
     """Every step uses every row. The default.
@@ -109,6 +113,7 @@ class _Minibatch(RowSampling):
         return f"{type(self).__name__}({self.rate!r})"
 
 
+@naming_arguments(**_RATES)
 @dataclasses.dataclass(frozen=True, repr=False)
 class Poisson(_Minibatch):
     """Each row is in a step's minibatch by its own coin flip; add-or-remove one row.
@@ -130,6 +135,7 @@ class Poisson(_Minibatch):
     _scheme = "poisson"
 
 
+@naming_arguments(**_RATES)
 @dataclasses.dataclass(frozen=True, repr=False)
 class WithoutReplacement(_Minibatch):
     """A step's minibatch is a uniform subset of fixed size; replace one row.

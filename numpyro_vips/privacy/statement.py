@@ -45,12 +45,12 @@ NOT_COVERED = (
     "what else is known or released about the same rows: other fits add up in the "
     "ledger, other publications do not",
     "facts about the population: what could be learned without the row is no secret",
-    "timing and other side channels, but that the number of passes does not reveal "
-    "the size of a usual batch",
-    "floating-point attacks by rows on what other rows contribute: noise is added "
-    "exactly and the rounding of sums is part of the sensitivity, but that a row "
-    "contributes the same beside any others is tested, not proved; nor is the rounding "
-    "of statistics with more than 512 entries that are sums within a row",
+    "timing and other side channels; only the size of a usual batch does not show in "
+    "the number of passes",
+    "floating-point attacks by rows that somebody chose: noise is added exactly, and "
+    "the rounding of sums is part of the sensitivity. It is tested, not proved, that a "
+    "row contributes the same whichever rows stand beside it. Of statistics with more "
+    "than 512 entries that are sums within a row the rounding is not proved small",
     "what is treated as public",
 )
 _NOT_A_CPU = (

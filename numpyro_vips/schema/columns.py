@@ -16,11 +16,21 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from numpyro_vips import _validate
+from numpyro_vips._keywords import naming_arguments
 from numpyro_vips._settings import code_of
 from numpyro_vips.schema import frames
 
 # Where in their ranges synthetic numbers lie.
 SyntheticPlaces = Literal["any", "ends"]
+# For those who expect other names of a range's ends.
+_ENDS_BY_PLACE = dict.fromkeys(
+    ("min", "max", "lower", "upper"), "the ends in order, as in Bounded(0, 120)"
+)
+# For columns of texts whose categories are said to be integers.
+_IF_TEXTS = (
+    "If its cells are texts, name these, as in Binary('no', 'yes') or "
+    "Categorical(['a', 'b'])"
+)
 # The code of a category that has no column of its own.
 NO_CATEGORY = -1
 
@@ -228,6 +238,7 @@ class Interval(_Number):
         return frames.numbers(frame, name).clip(self.low, self.high)
 
 
+@naming_arguments(**_ENDS_BY_PLACE)
 @dataclasses.dataclass(frozen=True, repr=False)
 class Bounded(Interval):
     """A number in a public range, encoded linearly from -1 to 1.
@@ -256,6 +267,7 @@ class Bounded(Interval):
         return self.low, self.high
 
 
+@naming_arguments(**_ENDS_BY_PLACE)
 @dataclasses.dataclass(frozen=True, repr=False)
 class LogBounded(Interval):
     """A positive number in a public range, its logarithm encoded from -1 to 1.
@@ -291,6 +303,7 @@ class LogBounded(Interval):
         return f"log({name})"
 
 
+@naming_arguments()
 @dataclasses.dataclass(frozen=True, repr=False)
 class Binary(_Number):
     """One of two values, encoded as -1 and 1. Any other counts as missing.
@@ -337,6 +350,7 @@ class Binary(_Number):
         return np.where(codes == NO_CATEGORY, np.nan, codes)
 
 
+@naming_arguments()
 @dataclasses.dataclass(frozen=True, repr=False)
 class Categorical(Column):
     """One of several values, encoded by an indicator for each.
@@ -490,7 +504,7 @@ def _codes_of_cells(
     if isinstance(labels[0], str):
         cells: list[Any] = frames.texts(frame, name)
     else:
-        cells = frames.numbers(frame, name).tolist()
+        cells = frames.numbers(frame, name, if_texts=_IF_TEXTS).tolist()
     places: dict[Any, int] = {label: place for place, label in enumerate(labels)}
     return np.array(
         [

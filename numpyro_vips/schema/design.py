@@ -20,7 +20,12 @@ _REMEDY = (
     "into the schema with constants that are known without the rows: Bounded(low, "
     "high) centres and scales, and with mean= and sd= a formula may have scale and "
     "center of it; LogBounded takes logarithms, and a spline is a column of the table "
-    "that you compute with knots of your own."
+    "that you compute with knots of your own. Categories are those of the schema, "
+    "without C()."
+)
+_OF_RESPONSES = (
+    " A response comes in the units of the table: write its column alone, and compute "
+    "the rest from what design.response(table) returns, row by row."
 )
 # Whether these functions of formulae divide by the standard deviation.
 _STANDARDISED = {"center": False, "scale": True, "standardize": True}
@@ -175,7 +180,8 @@ def _column_of(
     if function is not None:
         component = component.call.args[0]
     elif type(component).__name__ != "Variable":
-        raise ValueError(f"{formula!r} has {shown!r}. {_REMEDY}")
+        remedy = _REMEDY if is_term else _REMEDY + _OF_RESPONSES
+        raise ValueError(f"{formula!r} has {shown!r}. {remedy}")
     name = component.name
     if not isinstance(name, str):
         raise ValueError(f"{formula!r} has {shown!r}. {_REMEDY}")

@@ -25,8 +25,14 @@ NO_TEXT = ""
 _NO_COLUMNS = str, bytes, bytearray, Mapping, Set, Iterator
 
 
-def numbers(frame: Any, name: str) -> Float[np.ndarray, " rows"]:
+def numbers(
+    frame: Any, name: str, *, if_texts: str | None = None
+) -> Float[np.ndarray, " rows"]:
     """A column of numbers or truth values in double precision; NaN where missing.
+
+    Args:
+      frame, name: The table and the column.
+      if_texts: What helps if it has none; by default to convert it.
 
     Raises:
       ImportError: The frame is no mapping, and narwhals is not installed.
@@ -38,14 +44,14 @@ def numbers(frame: Any, name: str) -> Float[np.ndarray, " rows"]:
         return np.array([_number(cell) for cell in column], np.float64)
     if isinstance(column, np.ndarray):
         if column.dtype.kind not in "biuf":
-            raise _wrong_dtype(name, column.dtype.type, _NUMBERS)
+            raise _wrong_dtype(name, column.dtype.type, "numbers", if_texts)
         # A number that is too large for a double must not warn: that depends on it.
         with np.errstate(all="ignore"):
             return np.ma.filled(column.astype(np.float64), np.nan)
     import narwhals as nw
 
     if not (column.dtype.is_numeric() or column.dtype == nw.Boolean):
-        raise _wrong_dtype(name, type(column.dtype), _NUMBERS)
+        raise _wrong_dtype(name, type(column.dtype), "numbers", if_texts)
     # A cast by Arrow would raise, and quote, integers that a double rounds.
     present = ~np.asarray(column.is_null().to_numpy(), bool)
     found = np.full(len(present), np.nan)
@@ -66,13 +72,13 @@ def texts(frame: Any, name: str) -> list[str | None]:
         return [_text(cell) for cell in column]
     if isinstance(column, np.ndarray):
         if column.dtype.kind not in "UTO":
-            raise _wrong_dtype(name, column.dtype.type, _TEXTS)
+            raise _wrong_dtype(name, column.dtype.type, "texts")
         cells, missing = list(column), np.ma.getmaskarray(column)
     else:
         import narwhals as nw
 
         if column.dtype not in (nw.String, nw.Categorical, nw.Enum, nw.Object):
-            raise _wrong_dtype(name, type(column.dtype), _TEXTS)
+            raise _wrong_dtype(name, type(column.dtype), "texts")
         in_arrow = _in_arrow(column.to_native())
         if in_arrow is not None:
             return _texts_in_arrow(in_arrow)
@@ -218,7 +224,10 @@ def _of_mapping(column: Any, name: str) -> Any:
     else:
         found = column
     if len(getattr(found, "shape", (0,))) != 1:
-        raise ValueError(f"Expected column {name!r} to be an array with one axis.")
+        raise ValueError(
+            f"Expected column {name!r} to be an array with one axis. A single cell is "
+            "a list of one."
+        )
     return found if isinstance(found, np.ndarray) else [_python(cell) for cell in found]
 
 
@@ -272,40 +281,42 @@ def _table(frame: Any) -> Any:
     try:
         return nw.from_native(frame, eager_only=True)
     except TypeError:
+        remedy = "Name the columns of an array, as in {'age': array[:, 0]}"
+        if hasattr(frame, "collect"):
+            remedy = "Read it, with .collect()"
+        elif hasattr(frame, "to_frame"):
+            remedy = "A single column becomes a table with .to_frame()"
         raise TypeError(
             "Expected a DataFrame of pandas or polars, a table of pyarrow or a mapping "
-            f"from names of columns to arrays, got {type(frame).__name__}."
+            f"from names of columns to arrays, got {type(frame).__name__}. {remedy}."
         ) from None
 
 
-_NUMBERS = (
-    "numbers",
-    "Write NaN where one is missing, and convert texts row by row, as "
+_REMEDIES = {
+    "numbers": "Write NaN where one is missing, and convert texts row by row, as "
     "pandas.to_numeric(column, errors='coerce') does",
-)
+    "texts": "If it holds numbers, list the categories as integers",
+}
 # `to_numeric` makes them nanoseconds or the like, and of a missing one a huge number.
 _DATES = (
-    "numbers",
     "Count from a date that is public, in pandas as "
-    "(column - pandas.Timestamp('2020-01-01')).dt.days, where a missing one is NaN",
+    "(column - pandas.Timestamp('2020-01-01')).dt.days, where a missing one is NaN"
 )
-_DURATIONS = (
-    "numbers",
-    "Count in a unit, in pandas as column.dt.days, where a missing one is NaN",
-)
+_DURATIONS = "Count in a unit, in pandas as column.dt.days, where a missing one is NaN"
 _TIMES = {"datetime64": _DATES, "Datetime": _DATES, "Date": _DATES} | {
     "timedelta64": _DURATIONS,
     "Duration": _DURATIONS,
 }
-_TEXTS = ("texts", "If it holds numbers, list the categories as integers")
 
 
-def _wrong_dtype(name: str, dtype: type, expected: tuple[str, str]) -> TypeError:
+def _wrong_dtype(
+    name: str, dtype: type, expected: str, remedy: str | None = None
+) -> TypeError:
     # The class alone: a dtype may have categories, or the length of the longest text.
-    if expected is _NUMBERS:
-        expected = _TIMES.get(dtype.__name__, _NUMBERS)
-    what, remedy = expected
+    remedy = remedy or _REMEDIES[expected]
+    if expected == "numbers":
+        remedy = _TIMES.get(dtype.__name__, remedy)
     return TypeError(
-        f"Expected column {name!r} to hold {what}, got the dtype {dtype.__name__}. "
+        f"Expected column {name!r} to hold {expected}, got the dtype {dtype.__name__}. "
         f"{remedy}."
     )

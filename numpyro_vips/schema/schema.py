@@ -51,6 +51,11 @@ class Schema(Encoding, Mapping[str, Column]):
     def __init__(
         self, columns: Mapping[str, Column] | None = None, /, **named: Column
     ) -> None:
+        if columns is not None and not isinstance(columns, Mapping):
+            raise TypeError(
+                "Expected columns by name, as in Schema(age=Bounded(0, 120)) or in a "
+                f"mapping, got {type(columns).__name__}."
+            )
         self._columns = {**(columns or {}), **named}
         for name, column in self._columns.items():
             if not isinstance(column, Column):
@@ -74,6 +79,9 @@ class Schema(Encoding, Mapping[str, Column]):
             raise ValueError(f"Expected encoded columns to differ, got {twice} twice.")
 
     def __getitem__(self, name: str) -> Column:
+        if name not in self._columns:
+            hint = did_you_mean(str(name), self)
+            raise KeyError(f"There is no column {name!r}. {hint}".rstrip())
         return self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -105,9 +113,15 @@ class Schema(Encoding, Mapping[str, Column]):
           *names: The columns to leave out.
 
         Raises:
+          TypeError: The names are not texts.
           ValueError: There is no such column, or none of the table is left.
         """
         for name in names:
+            if not isinstance(name, str):
+                raise TypeError(
+                    "Expected names of columns one by one, as in "
+                    f"drop('ill', 'age'), got {type(name).__name__}."
+                )
             self._check(name)
         return Schema({name: self[name] for name in self if name not in names})
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpyro_vips import _validate
+from numpyro_vips._keywords import SETTINGS_OF_FITS, naming_arguments
 from numpyro_vips._settings import FrozenMapping, code_of, frozen, keep_integer
 from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.errors import NotConjugateError
@@ -15,6 +16,7 @@ from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
 
 
+@naming_arguments(**SETTINGS_OF_FITS)
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class VIPS:
     """Variational Bayes by noisy expected sufficient statistics, with its settings.

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 
@@ -83,6 +84,39 @@ def test_values_that_make_no_column_are_named(make, message):
 def test_types_that_make_no_column_are_errors(make):
     with pytest.raises(TypeError):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: untyped.Bounded(0),
+            r"missing .*'high'.*called as Bounded\(low, high,",
+        ),
+        (
+            lambda: untyped.Bounded(0, 1, 2),
+            r"too many.*called as Bounded\(low, high, \*",
+        ),
+        (lambda: untyped.Bounded(min=0, max=1), r"no min=: .*Bounded\(0, 120\)"),
+        (lambda: untyped.Categorical("a", "b"), r"called as Categorical\(categories, "),
+        (lambda: untyped.Categorical(["a"], ref="a"), "Did you mean 'reference'"),
+    ],
+)
+def test_who_calls_a_column_otherwise_is_told_how_it_is_called(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "column", [nv.Binary(), nv.Binary(1, 2), nv.Categorical([1, 2])], ids=str
+)
+@pytest.mark.parametrize("as_table", [dict, pd.DataFrame])
+def test_texts_for_which_integers_are_listed_are_to_be_named(column, as_table):
+    """To convert them to numbers would make all of them missing."""
+    table = as_table({"x": np.array(["yes", "no"])})
+    with pytest.raises(TypeError, match=r"are texts, name these.*Binary") as raised:
+        nv.Schema(x=column).encode(table)
+    assert "to_numeric" not in str(raised.value)
 
 
 def encoded(column: nv.Bounded | nv.Binary | nv.Categorical | nv.LogBounded, cells):

@@ -234,6 +234,18 @@ def test_what_is_no_table_is_an_error(table):
         SMALL.encode(table)
 
 
+def test_what_becomes_a_table_is_told_how():
+    people = pytest.importorskip("polars").DataFrame(PEOPLE)
+    for table, remedy in (
+        (people.lazy(), r"\.collect\(\)"),
+        (people["age"], r"\.to_frame\(\)"),
+        (pd.Series([1.0]), r"\.to_frame\(\)"),
+        (np.ones((2, 2)), r"\{'age': array\[:, 0\]\}"),
+    ):
+        with pytest.raises(TypeError, match=remedy):
+            SMALL.encode(table)
+
+
 @pytest.mark.parametrize("kind", ["pandas", "pyarrow"])
 def test_a_name_that_two_columns_have_is_refused(kind):
     if kind == "pandas":

@@ -170,6 +170,16 @@ def test_columns_are_checked_and_an_instance_is_asked_for():
         nv.Schema(age=(0, 120))  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"Binary\(\), got the class Binary"):
         nv.Schema(ill=nv.Binary)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"by name, as in Schema\(age=.*got list"):
+        nv.Schema([nv.Binary()])  # pyright: ignore[reportArgumentType]
+
+
+def test_names_that_are_none_or_not_there_are_named():
+    with pytest.raises(TypeError, match=r"one by one, as in drop\(.*got list"):
+        SCHEMA.drop(["age", "ill"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(KeyError, match=r"no column 'aeg'\. Did you mean 'age'"):
+        SCHEMA["aeg"]
+    assert SCHEMA.get("aeg") is None and "aeg" not in SCHEMA
 
 
 def original_numbers(columns):

@@ -18,7 +18,7 @@ def digamma(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
 
     and four terms of the asymptotic series of ψ(x + 6) (Abramowitz and Stegun, 6.3.6
     and 6.3.18). It has no branch, so XLA makes vector code of it: on a processor it
-    takes a tenth of the time of JAX's own, whose error is larger. In double precision
+    takes far less time than JAX's own, whose error is larger. In double precision
     it is JAX's own.
     """
     if x.dtype != jnp.float32:

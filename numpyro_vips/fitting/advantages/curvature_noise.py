@@ -17,21 +17,20 @@ columns rows    ε    ratio  VIPS   DPVI
 ======= ======= ==== ====== ====== ======
 200     10,069  2    3.5    0.734  0.733
 400     10,069  4    5.4    0.792  0.793
-109     39,073  0.1  6.3    0.892  0.887
+109     39,073  0.1  6.3    0.892  0.882
 200     10,069  1    6.3    0.722  0.713
 92      24,000  0.1  8.0    0.710  0.693
 150     10,069  0.5  7.9    0.763  0.754
 400     10,069  2    9.7    0.784  0.773
 200     10,069  0.5  12     0.656  0.694
 400     10,069  1    18     0.746  0.756
-1,000   10,069  4    21     0.56   0.73
-1,000   10,069  1    71     0.51   0.60
 ======= ======= ==== ====== ====== ======
 
-These are the tables of `benchmarks/vips_paper.py`, of one or two splits; with 109 and
-92 columns, of `benchmarks/adult.py` and `benchmarks/frontier.py`. Up to a ratio of 10
-VIPS is ahead or level, and from 12 on it is DPVI. Those of 1,000 columns were measured
-with steps that nothing holds back, see `newton_targets`.
+With 10,069 rows they are from `python benchmarks/vips_paper.py --columns 200 --epsilon
+0.5 1 2 --methods vips dpvi`, likewise with other columns; with 39,073 from `python
+benchmarks/frontier.py logistic Adult --data FOLDER --epsilon 0.1 --repeats 10`, and
+with 24,000 from the same for `"like B"`. Up to a ratio of 10 VIPS is ahead or level,
+and from 12 on it is DPVI.
 
 Where it is small, more of the budget for the curvature still makes intervals narrower,
 as they allow for all that it may be, up to nothing. Logistic regressions at ε = 1,
@@ -48,10 +47,9 @@ columns rows   ratio share .04          share .07          share .10
 20      10,000 0.24  0.066, 0.077, 96 % 0.065, 0.068, 94 % 0.062, 0.073, 94 %
 ======= ====== ===== ================== ================== ==================
 
-With 1,000 rows of three columns at ε = 0.5, where noise hides more, a share of .04
-leaves intervals twice as wide as one of .07. Residuals have the more noise the larger
-the share is. Where noise hides the curvature all the same, they need the budget: with
-109 columns, 39,073 rows and ε = 0.1 a share of .12 costs .001 of the AUC.
+At a smaller ε, where noise hides more, a share of .04 leaves wider intervals than one
+of .07. Residuals have the more noise the larger the share is. Where noise hides the
+curvature all the same, they need the budget.
 """
 
 import math

@@ -15,10 +15,10 @@ between them: some steps, as many as the noise affords, end far from where all o
 would, and the posterior may be many of its standard deviations off. DPVI integrates the
 latent out. Where the only global beside an effect is its mean, or that of the level
 that the effect has been made (`level_means.py`), VIPS has no such trouble and stays. A
-slope beside a level is found by turns with it: in `level + slope * visit` it was off by
-12 of its standard deviations at the end. Logits are no other case: in
-`Binomial(trials, logits=a + b * x + u)` with 2,000 rows at ε = 1 the worst error of
-three fits was 22 standard deviations, where DPVI was right.
+slope beside a level is found by turns with it: in `level + slope * visit` it ends many
+of its standard deviations away. Logits are no other case: in
+`Binomial(trials, logits=a + b * x + u)` VIPS misses the truth as clearly, and DPVI is
+right.
 
 **Cusps.** A Laplace density, symmetric or not, is a mixture of Normals over a variance
 of each row. A row's weight in the sums of VIPS is then the inverse of its residual,

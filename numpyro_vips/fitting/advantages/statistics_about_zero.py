@@ -14,9 +14,9 @@ and of features that the pilot has standardised; see `conjugacy.structure.centri
   no single feature that could be standardised.
 
 A score is about where the globals are, and DPVI finds coordinates in which nearly
-collinear coefficients are told apart (`dpvi/gradients/coordinates.py`). With 2,000 rows
-at ε = 1 intervals by VIPS were 10 to 60 times as wide as without privacy in such
-models, and by DPVI up to 3 times.
+collinear coefficients are told apart (`dpvi/gradients/coordinates.py`). With some
+thousand rows at ε = 1 intervals by VIPS are many times as wide as without privacy in
+such models, and by DPVI a few times at most.
 """
 
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Term

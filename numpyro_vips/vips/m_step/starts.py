@@ -143,8 +143,8 @@ def _perturbed(
 # standard deviations; their precisions differ by as much less. Components that start
 # far apart divide the rows before they know where the rows are, and one that gets none
 # never comes back; close together they move to the rows first and part there. Of three
-# clusters all were found from 19 of 25 random starts at a distance of 1, from 23 at 0.3
-# and from all at 0.1 and 0.03 (`benchmarks/starts.py mixture`).
+# clusters all were found from 36 of 50 random starts at a distance of 1, from 44 at 0.3
+# and from 49 at 0.1 and 0.03 (`benchmarks/starts.py mixture`).
 _COMPONENT_DISPLACEMENT = 0.1
 
 # Their variances at the start, in those of the prior. A binary unit that adds its

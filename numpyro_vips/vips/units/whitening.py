@@ -5,9 +5,9 @@ large in all directions hides the others. So pilots release the second moments �
 features, or the curvature Σ ω ψψᵀ of a logistic likelihood, and after each of them
 features x become x' = A (x - m), see `features`. One alone does not do: what it has
 hidden is made as large as its noise, and shows in the next, in which the other
-directions are no larger (as in Biswas, Dong, Kamath and Ullman, 2020). In a table of
-1,000 rows with ages and incomes the third direction has a hundredth of the first one's
-curvature; after one pilot it has a tenth, and after two a third.
+directions are no larger (as in Biswas, Dong, Kamath and Ullman, 2020). In a table
+with ages and incomes the third direction has far less curvature than the first, which
+each pilot makes more nearly equal.
 
 Of a logistic likelihood these come before the first residuals, and what they have said
 is used for this alone: later curvatures are of other features, and noise in the old

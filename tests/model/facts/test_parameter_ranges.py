@@ -1,5 +1,6 @@
-"""Chances that leave [0, 1] are found before anything is charged; no others are."""
+"""Parameters that leave their ranges are found before a charge; no others are."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,13 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _fits import vi_of
+from numpyro.distributions.transforms import OrderedTransform
 
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.facts.parameter_ranges import (
-    chances_out_of_range,
-    warning_of_chances,
+    parameters_out_of_range,
+    warnings_of_ranges,
 )
 from numpyro_vips.model.graph import build_graph
 
@@ -87,6 +89,59 @@ def small_slopes(x: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(probs=0.5 + x @ w), obs=y)
 
 
+def rates(x: Any, y: Any) -> None:
+    w = weights()
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Poisson(x @ w), obs=y)
+
+
+def log_rates(x: Any, y: Any) -> None:
+    w, shape = weights(), numpyro.sample("shape", dist.Exponential(1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        # Exposures, which are zero in rows of integers.
+        mean = y * jnp.exp(x @ w)
+        numpyro.sample("y", dist.NegativeBinomial2(mean, shape), obs=y)
+
+
+def rates_of_groups(x: Any, y: Any) -> None:
+    w = weights(dist.Gamma(1.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Poisson(x @ w), obs=y)
+
+
+def scale(x: Any, y: Any) -> None:
+    w, s = weights(), numpyro.sample("s", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, s).mask(y > 0), obs=y)
+
+
+def scale_of_a_prior(x: Any, y: Any) -> None:
+    s: Any = numpyro.sample("s", dist.Normal(0.0, 1.0))
+    w = weights(dist.Normal(0.0, s))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def half_normal(x: Any, y: Any) -> None:
+    s: Any = numpyro.sample("s", dist.HalfNormal(1.0))
+    w = weights(dist.Normal(0.0, s))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.StudentT(2.0 + s, x @ w, s), obs=y)
+
+
+CUTS: Any = dist.Normal(0.0, 1.0).expand([2])
+
+
+def grades(prior: Any) -> Callable[..., None]:
+    def model(x: Any, y: Any) -> None:
+        w, cuts = weights(), numpyro.sample("cuts", prior)
+        with numpyro.plate("rows", y.shape[0]):
+            grade = dist.OrderedLogistic(x @ w, cuts)
+            numpyro.sample("y", grade, obs=y.astype(int))
+
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "found"),
     [
@@ -99,18 +154,65 @@ def small_slopes(x: Any, y: Any) -> None:
         (of_shares, {}),
         (small_slopes, {}),
         (with_a_switch, {}),
+        (rates, {"y": "rate"}),
+        (log_rates, {}),
+        (rates_of_groups, {}),
+        (scale, {"y": "scale"}),
+        (scale_of_a_prior, {"w": "scale"}),
+        (half_normal, {}),
+        (grades(CUTS.to_event(1)), {"y": "cutpoints"}),
+        (
+            grades(dist.TransformedDistribution(CUTS, OrderedTransform())),
+            {},
+        ),
     ],
 )
-def test_chances_leave_their_range_under_the_priors(
+def test_parameters_leave_their_range_under_the_priors(
     model: Callable[..., None], found: dict[str, str]
 ) -> None:
     private = nv.private(model, unit="rows")
     graph = build_graph(private, bind_arguments(private, (X, Y), {}))
-    assert chances_out_of_range(graph) == found
-    text = warning_of_chances(found)
-    assert (text is None) == (not found)
+    outside = parameters_out_of_range(graph)
+    assert {each.site: each.parameter for each in outside} == found
+    texts = tuple(warnings_of_ranges(outside))
+    assert len(texts) == len(found)
     for site, parameter in found.items():
-        assert text is not None and f"{parameter!r} of {site!r}" in text
+        assert f"{parameter!r} of {site!r}" in texts[0]
+
+
+def test_of_many_globals_chances_alone_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = "numpyro_vips.model.facts.parameter_ranges._MOST_GLOBALS"
+    for most, found in ((3, ["linear", "rates"]), (2, ["linear"])):
+        monkeypatch.setattr(where, most)
+        outside = []
+        for model in (linear, rates):
+            private = nv.private(model, unit="rows")
+            graph = build_graph(private, bind_arguments(private, (X, Y), {}))
+            outside += [model.__name__] * len(parameters_out_of_range(graph))
+        assert outside == found
+
+
+def test_each_range_has_a_warning_of_its_own() -> None:
+    def model(x: Any, y: Any) -> None:
+        w, s = weights(), numpyro.sample("s", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("z", dist.Bernoulli(probs=x @ w), obs=y)
+            numpyro.sample("y", dist.NegativeBinomial2(x @ w, s), obs=y)
+
+    private = nv.private(model, unit="rows")
+    graph = build_graph(private, bind_arguments(private, (X, Y), {}))
+    chances, positive = warnings_of_ranges(parameters_out_of_range(graph))
+    assert "'probs' of 'z'" in chances and "'y'" not in chances
+    assert "'mean' of 'y' and 'concentration' of 'y'" in positive
+
+
+@pytest.mark.parametrize("epsilon", [1.0, math.inf])
+def test_explain_says_it_for_free(epsilon: float) -> None:
+    vi = vi_of(rates, budget=nv.PrivacyBudget(epsilon, 1e-6))
+    notes = vi.explain(X, Y.astype(int)).notes
+    assert any("'rate' of 'y'" in note for note in notes)
 
 
 @pytest.mark.thorough
