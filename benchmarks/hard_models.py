@@ -47,6 +47,13 @@ def degrees_of_freedom(n: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.StudentT(nu, loc, s), obs=y)
 
 
+def t_regression(X: Any, y: Any = None) -> None:
+    nu: Any = numpyro.sample("nu", dist.Gamma(2.0, 0.1))
+    a, b, s = normal("a", 5.0), normal("b", 2.0, 3), positive("s", 2.0)
+    with rows_of(X):
+        numpyro.sample("y", dist.StudentT(nu, a + X @ b, s), obs=y)
+
+
 def factor_means(n: Any, y: Any = None) -> None:
     mean, s = normal("mean", 10.0, 4), positive("s", 1.0, 4)
     loading = positive("loading", 1.0, 4)
@@ -192,6 +199,12 @@ WEIGHTS = np.array([1.0, -2.0, 0.5, -0.5, 1.0, -1.0, 0.0, 2.0, -1.0, 0.5])
 CASES: dict[str, Case] = {
     "degrees of freedom": Case(
         degrees_of_freedom, 1_000, none, {"nu": 4.0, "loc": 1.0, "s": 2.0}
+    ),
+    "t regression": Case(
+        t_regression,
+        1_000,
+        lambda rng, n: (rng.normal(size=(n, 3)).astype(np.float32),),
+        {"nu": 4.0, "a": 1.0, "b": np.array([0.5, -1.0, 0.3]), "s": 1.0},
     ),
     "factor means": Case(
         factor_means,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from numpyro_vips.dpvi.posterior.clear_information import SEEN
 from numpyro_vips.dpvi.program import DpviProgram
 from numpyro_vips.errors import quoted
 from numpyro_vips.jax_tools.program_constants import listed
@@ -148,6 +149,27 @@ def on_hidden(width_ratio: Mapping[str, float]) -> Iterable[str]:
             "Over such a width the approximation behind the posterior may not hold: "
             "other globals, scales above all, may be off by more than their intervals "
             "say. What helps: more rows, a larger epsilon or tighter priors."
+        )
+
+
+def on_unclear(clarity: Mapping[str, float]) -> Iterable[str]:
+    """What follows where rows are not seen to say anything of a scale or a shape.
+
+    Args:
+      clarity: By site that is not real, how far the information about it stands out of
+        its noise; see `clear_information.py`.
+    """
+    unclear = {name: value for name, value in clarity.items() if not value >= SEEN}
+    if unclear:
+        least = max(0.0, min(unclear.values()))
+        yield (
+            f"Noise hides how much the rows say of {quoted(unclear)}: the released "
+            f"information is {least:.2g} standard deviations of its noise, and clear "
+            f"from {SEEN:.0f} on. What rows say of a scale, a shape or a share depends "
+            "on where it is, and the fit may have stayed where they say little. It, "
+            "and others that go with it, may be off by more than their intervals say. "
+            "What helps: a prior near its size, or a fixed value; more rows or a "
+            "larger epsilon; fewer globals."
         )
 
 

@@ -12,6 +12,7 @@ from numpyro_vips.dpvi.description import (
     on_compared,
     on_hidden,
     on_turning,
+    on_unclear,
 )
 from numpyro_vips.dpvi.guides.posteriors import DrawsPosterior
 from numpyro_vips.dpvi.guides.user_guides import drawing
@@ -20,6 +21,7 @@ from numpyro_vips.dpvi.iterates import (
     drift_of_iterates,
     largest_by_name,
 )
+from numpyro_vips.dpvi.posterior.clear_information import clarity
 from numpyro_vips.dpvi.posterior.clipped_slope import variance_if_gaussian
 from numpyro_vips.dpvi.posterior.information_equality import (
     WORTH_A_WARNING,
@@ -64,8 +66,9 @@ def diagnostics_of(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
 
     Returns:
       What `drift_of_iterates` or Newton's method says; of a posterior that knows of the
-      noise `width_ratio`, how many times as wide noise makes intervals by site, and
-      `excess`, see `information_equality.py`; and `warnings`, see `Engine.diagnostics`.
+      noise `width_ratio`, how many times as wide noise makes intervals by site,
+      `clarity`, see `clear_information.py`, of sites that are not real, and `excess`,
+      see `information_equality.py`; and `warnings`, see `Engine.diagnostics`.
     """
     more = [*on_compared(compiled.compared)]
     if state.is_noisy and compiled.noise_aware is not None:
@@ -96,8 +99,20 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
         assert compiled.noise_aware is not None
         widths = compiled.noise_aware.widths_over_prior(normal)
         texts = [*on_hidden(ratio), *on_widths_of_prior(_least(widths, sizes))]
+        assert state.information is not None
+        clear = clarity(state.information, state.coordinates, normal)
+        real = {site.name for site in program.space.sites if site.is_real}
+        of_shapes = {
+            name: value
+            for name, value in _least(clear, sizes).items()
+            if name not in real and math.isfinite(value)
+        }
+        # The texts before say as much of other globals.
+        texts = texts or [*on_unclear(of_shapes)]
         texts += _on_excess(excess, state, sizes)
-        return _warned({**diagnostics, "width_ratio": ratio}, texts)
+        return _warned(
+            {**diagnostics, "width_ratio": ratio, "clarity": of_shapes}, texts
+        )
     log_scale = state.average.guide.get("log_scale", np.zeros(0))
     stddev = np.exp(np.asarray(log_scale, np.float64))
     diagnostics = drift_of_iterates(state, sizes, stddev)

@@ -14,6 +14,7 @@ from numpyro_vips.dpvi.description import (
     notes,
     on_compared,
     on_hidden,
+    on_unclear,
 )
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -119,6 +120,15 @@ def test_globals_that_noise_hides_are_named_with_the_largest_ratio() -> None:
     (text,) = on_hidden({"w": 22.4, "s": 1.0})
     assert text.startswith("Noise makes the intervals of 'w' up to 22 times as wide")
     assert list(on_hidden({})) == []
+
+
+def test_shapes_that_noise_hides_are_named_with_the_least_clear() -> None:
+    assert list(on_unclear({"nu": 3.1, "s": 20.0})) == []
+    (text,) = on_unclear({"nu": 0.52, "s": 20.0, "place": 1.9})
+    assert "the rows say of 'nu', 'place'" in text
+    assert "is 0.52 standard deviations of its noise, and clear from 2 on" in text
+    (text,) = on_unclear({"nu": -1.0})
+    assert "is 0 standard deviations" in text
 
 
 def test_globals_without_a_gradient_are_named() -> None:

@@ -286,6 +286,7 @@ def test_a_private_fit_takes_none_of_it(monkeypatch, budget):
         "fluctuation",
         "distance",
         "width_ratio",
+        "clarity",
         "excess",
     }
     released |= {"converged", "warnings", "clipping_norms", *DIAGNOSTICS}
