@@ -14,7 +14,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Shaped
 from numpyro.distributions import Distribution
 from numpyro.primitives import Messenger
 
@@ -208,13 +208,25 @@ class RowSimulator:
         for name, places in self.covariates.items():
             if covariates is not None:
                 given = covariates[:, start : start + len(places)]
-                if not np.issubdtype(blank[name].dtype, np.floating):
-                    given = np.rint(given)
-                if np.issubdtype(blank[name].dtype, np.bool_):
-                    given = given > 0
-                blank[name].reshape(count, -1)[:, places] = given
+                blank[name].reshape(count, -1)[:, places] = _nearest(
+                    given, blank[name].dtype
+                )
             start += len(places)
         return blank
+
+
+def _nearest(
+    numbers: Float64[np.ndarray, "count covariates"], dtype: np.dtype
+) -> Shaped[np.ndarray, "count covariates"]:
+    """The numbers of a dtype that are nearest to these."""
+    if dtype.kind == "b":
+        return np.rint(numbers) > 0
+    if dtype.kind in "iu":
+        # A small negative number would become the largest one of an unsigned dtype.
+        limits = np.iinfo(dtype)
+        high = np.nextafter(float(limits.max) + 1.0, 0.0)
+        numbers = np.clip(np.rint(numbers), float(limits.min), high)
+    return numbers.astype(dtype)
 
 
 # JAX's own takes four times as long to compile. It cannot be called while JAX traces.

@@ -255,3 +255,32 @@ def test_a_row_is_redrawn_in_the_end_whatever_it_holds(kind: str) -> None:
         pytest.skip("NumPyro has it since version 0.22.")
     command = [sys.executable, "-c", ENDLESS, kind]
     subprocess.run(command, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "uint64", "int64", "f2"])
+def test_covariates_are_the_nearest_numbers_of_their_type(dtype: str) -> None:
+    """A small negative number is not the largest one of an unsigned type."""
+
+    def model(x: Any, y: Any = None) -> None:
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+    arguments = (np.zeros(5, dtype), np.zeros(5, np.float32))
+    marked = nv.private(model, unit="rows")
+    graph = build_graph(marked, bind_arguments(marked, arguments, {}))
+    simulator = RowSimulator.of(graph)
+    assert simulator is not None
+    given = np.array([[-0.7], [0.4], [0.6], [300.0], [-1e6]])
+    rows = simulator.rows({"slope": np.zeros(())}, 5, 0, given)
+    found = np.asarray(rows["x"]).astype(np.float64)
+    if dtype == "bool":
+        expected = [0.0, 0.0, 1.0, 1.0, 0.0]
+    elif dtype == "f2":
+        np.testing.assert_allclose(found[:4], given[:4, 0], rtol=1e-3)
+        return
+    else:
+        limits = np.iinfo(dtype)
+        wanted = np.clip(np.rint(given[:, 0]), float(limits.min), float(limits.max))
+        expected = wanted.tolist()
+    np.testing.assert_array_equal(found, expected)
