@@ -86,8 +86,8 @@ def compilations() -> Iterator[list[str]]:
 
 
 def assert_compiled_once(program: str, compilations: list[str]) -> None:
-    """Of a program that is jitted. JAX 0.9 does not name what it compiles."""
-    if any(name.startswith("jit(") for name in compilations):
+    """Of a program that is jitted. JAX 0.9 does not know the names of partial ones."""
+    if jax.__version_info__ >= (0, 10):
         assert compilations.count(f"jit({program})") == 1, program
 
 
