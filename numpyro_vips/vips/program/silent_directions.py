@@ -13,15 +13,17 @@ schema can make. DPVI, which has gradients in place of terms, tries these in
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants
 from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.synthetic.synthetic_rows import (
     rows_of_encodings,
@@ -34,7 +36,7 @@ Direction = Float64[np.ndarray, " size"]
 # Latents of a block beyond which nobody looks.
 _MOST_LATENTS = 12
 # Rows of a schema for each coordinate, so that none of its categories is missing.
-_ROWS_PER_COORDINATE = 100
+_ROWS_PER_COORDINATE = 30
 # What rounding leaves of a sum that is zero, in single precision.
 _ROUNDING = 1e-5
 
@@ -80,23 +82,27 @@ def directions_silent_in_encodings(
     count = _ROWS_PER_COORDINATE * size
     rows = synthetic_rows(arguments, count, seed=0)
     rows |= rows_of_encodings(arguments, count, "any")
-    arrays, valid = jax.vmap(row_constants.zero_if_invalid)(arguments.as_taken(rows))
+
+    def of_row(row: Mapping[str, Any]) -> tuple[Float[Array, " features"], Any]:
+        arrays, valid = row_constants.zero_if_invalid(row)
+        return features.flat(arrays), valid
+
+    flat, valid = evaluate_in_double(jax.vmap(of_row), rows)
     found = np.zeros((count, size))
-    np.add.at(
-        found.T, [*features.places], np.asarray(jax.vmap(features.flat)(arrays)).T
-    )
+    np.add.at(found.T, [*features.places], flat.T)
     # Which of several intercepts a row has is not known here.
     if len(features.constant) == 1:
         found[:, features.constant] = 1.0
-    found = found[np.asarray(valid)]
+    found = found[valid]
     sizes = np.sqrt(np.mean(found**2, axis=0)) if len(found) else np.zeros(size)
     seen = np.flatnonzero(sizes > 0)
     if len(found) < size or not len(seen):
         return nothing
-    _, values, axes = np.linalg.svd(found[:, seen] / sizes[seen], full_matrices=False)
+    alike = found[:, seen] / sizes[seen]
+    squares, axes = np.linalg.eigh(alike.T @ alike)
     silent = np.zeros((size, len(seen)))
-    silent[seen] = axes.T / sizes[seen][:, None]
-    return _basis(silent[:, values <= _ROUNDING * values[0]])
+    silent[seen] = axes / sizes[seen][:, None]
+    return _basis(silent[:, squares <= _ROUNDING**2 * squares[-1]])
 
 
 def _basis(
