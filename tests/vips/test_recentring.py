@@ -298,7 +298,10 @@ def test_the_pilot_is_charged_and_stated():
         result = vi.run(jax.random.key(0), y)
     labels = [event.label for event in result.privacy.events]
     released = labels[-1]
-    histogram, pilot = f"histogram of the norms of {released}", f"pilot of {released}"
+    pilot = f"pilot of {released}"
+    # From it the norms of the squares follow.
+    histogram = "histogram of the norms of ⟨m⟩⟨s^-2⟩"
+    assert "⟨m⟩⟨s^-2⟩" in released and "⟨s^-2⟩" in released
     # Flat or wide priors let the mean be far away: there are three pilots.
     assert labels == [*[histogram, pilot] * 3, histogram, released]
     assert result.privacy.epsilon == pytest.approx(1.0, abs=0.01)
