@@ -469,7 +469,7 @@ class Watched:
 
             Those are the shares of rows, and the information that noise hides.
             """
-            released = "of the rows", "Noise hides what the rows say"
+            released = "of the rows", "Noise hides what", "Noise hides how much"
             return [text for text in texts if not any(r in text for r in released)]
 
         statement = result.privacy.to_dict()
