@@ -155,12 +155,10 @@ def found_norms(
         of_prior = priors.get(part.name, 0.0)
         seen, norm = counted.chosen(part, surely[part.name], of_prior)
         chosen.append((part, seen, norm))
-        for square in squares_of([part], histogram.parts):
-            if seen is not None:
-                reference = part.reference if surely[part.name] is None else None
-                # Of squares each half of a bin has the tail that a bin has of norms.
-                seen = counted.seen(part, reference, DECAY**2)
-            chosen.append((square, *_of_square(square, seen, norm, histogram)))
+        chosen += [
+            (square, *counted.of_square(square, part, norm, is_seen=seen is not None))
+            for square in squares_of([part], histogram.parts)
+        ]
     for part, seen, norm in chosen:
         if norm is None and part.is_late:
             continue
@@ -232,26 +230,24 @@ class _Counted(NamedTuple):
             num_rows=self.num_rows,
         )
 
+    def of_square(
+        self, part: NormPart, root: NormPart, norm: float | None, *, is_seen: bool
+    ) -> tuple[SeenNorms | None, float | None]:
+        """What is seen of a part, and its norm, by what it is the square of.
 
-def _of_square(
-    part: NormPart,
-    seen: SeenNorms | None,
-    norm: float | None,
-    histogram: NormHistogram,
-) -> tuple[SeenNorms | None, float | None]:
-    """What is seen of a part, and its norm, by those of what it is the square of.
-
-    Args:
-      part: The part, see `NormPart.square_of`.
-      seen, norm: Those of the other; see `_Counted.chosen`.
-      histogram: The step that counts the other.
-    """
-    assert part.square_of is not None
-    factor = part.square_of.factor
-    if seen is None:
-        return None, None if norm is None else factor * norm**2
-    squares = seen.of_squares(factor)
-    return squares, _norm(squares, part, histogram)
+        Args:
+          part: The part, see `NormPart.square_of`.
+          root: The part that is counted.
+          norm, is_seen: Its norm, and whether anything is seen of it; see `chosen`.
+        """
+        assert part.square_of is not None
+        factor = part.square_of.factor
+        # Of squares each half of a bin has the tail that a bin has of norms.
+        seen = self.seen(root, root.reference, DECAY**2) if is_seen else None
+        if seen is None:
+            return None, None if norm is None else factor * norm**2
+        squares = seen.of_squares(factor)
+        return squares, _norm(squares, part, self.histogram)
 
 
 # How many times the norm of the middle row differences may be clipped at. Far from the

@@ -97,6 +97,8 @@ def parameters_out_of_range(graph: ModelGraph) -> tuple[OutOfRange, ...]:
       graph: The model. One whose rows have latents of their own is not looked at, and
         of one with more than 10,000 globals chances alone.
     """
+    if graph.latents("local"):
+        return ()
     looked_at = [
         OutOfRange(site.name, parameter, place)
         for site in graph.sites.values()
@@ -104,7 +106,7 @@ def parameters_out_of_range(graph: ModelGraph) -> tuple[OutOfRange, ...]:
         if (_RANGES[place] is _CHANCES or graph.num_globals <= _MOST_GLOBALS)
         and _depends_on_latents(graph, site)
     ]
-    if not looked_at or graph.latents("local"):
+    if not looked_at:
         return ()
     graph = at_initial_params(graph)
 
