@@ -469,7 +469,10 @@ class Watched:
 
             Those are the shares of rows, and the information that noise hides.
             """
-            released = "of the rows", "Noise hides what", "Noise hides how much"
+            hidden = [
+                f"Noise hides {what} the rows say" for what in ("what", "how much")
+            ]
+            released = "of the rows", *hidden
             return [text for text in texts if not any(r in text for r in released)]
 
         statement = result.privacy.to_dict()
