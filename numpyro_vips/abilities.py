@@ -80,8 +80,8 @@ class ClippingNorms(Protocol):
 
         Returns:
           By the name of a norm, the counts of the bins (edges[i - 1], edges[i]], where
-          the first and the last bin have no end: (number of edges + 1,). A row that
-          counts as zero is in none of them.
+          the first and the last bin have no end, and at the end the number of rows that
+          count as zero, which are in none of them: (number of edges + 2,).
         """
         ...
 
@@ -141,6 +141,22 @@ class ClippingNorms(Protocol):
         return state
 
 
+class PublicSums(Protocol):
+    """Sums that need no release, as all rows that count add the same to them.
+
+    An engine whose sums all have noise gives every state back.
+    """
+
+    def with_valid_rows(self, state: Any, number: float) -> Any:
+        """The state that knows how many rows do not count as zero.
+
+        Args:
+          state: The state before the step.
+          number: As far as what was released tells; at most the public number of rows.
+        """
+        return state
+
+
 class ColumnUnits(Protocol):
     """Columns of blocks that are clipped in units of their own.
 
@@ -169,8 +185,9 @@ class ColumnUnits(Protocol):
             end: (number of edges,), as for `norm_counts`.
 
         Returns:
-          By the name of the block, counts as of `norm_counts`, one line for each
-          column: (number of columns, number of edges + 1).
+          By the name of the block, counts of bins as of `norm_counts`, one line for
+          each column: (number of columns, number of edges + 1). A row that counts as
+          zero is in none of them.
         """
         return {}
 
@@ -320,6 +337,7 @@ class Description(Protocol):
 
 class Abilities(
     ClippingNorms,
+    PublicSums,
     ColumnUnits,
     Recentring,
     RedrawnRows,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import numpyro_vips as nv
-from numpyro_vips.abilities import FitsWithoutNoise
+from numpyro_vips.abilities import FitsWithoutNoise, PublicSums
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.model.arguments import ModelArguments, bind_arguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -32,7 +32,7 @@ def clipped(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(norms, 1.0)
 
 
-class PlainEngine(FitsWithoutNoise):
+class PlainEngine(FitsWithoutNoise, PublicSums):
     """Its state is the list of what it was updated with.
 
     Args:
@@ -69,7 +69,7 @@ class PlainEngine(FitsWithoutNoise):
         self, state: Any, rows: Mapping[str, Any], mask: Any, **_: Any
     ) -> dict[str, np.ndarray]:
         self.asked.append("norm_counts")
-        return {"sum": np.array([np.asarray(mask).sum(), 0.0])}
+        return {"sum": np.array([np.asarray(mask).sum(), 0.0, 0.0])}
 
     def with_bound(self, state: Any, *bound: Any) -> Any:
         return [*state, ("bound", *bound)]

@@ -14,7 +14,7 @@ from numpyro_vips.dpvi.posterior.row_information import Point
 from numpyro_vips.dpvi.program import GradientInputs
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_of_rows, jit_unoptimized
-from numpyro_vips.jax_tools.row_sums import counts_in_bins, counts_of_parts
+from numpyro_vips.jax_tools.row_sums import counts_of_norms, counts_of_parts
 from numpyro_vips.model.sparse_rows import dense_rows
 
 
@@ -121,8 +121,9 @@ class DpviRowPrograms:
         edges: Mapping[str, Any],
         row_keys: UInt32[Array, "rows 2"] | None,
         parts: tuple[tuple[str, tuple[str, ...]], ...],
-    ) -> dict[str, Float[Array, " _bins"]]:
-        """The number of rows in each bin of every norm, not yet private."""
+    ) -> dict[str, Float[Array, " _one_more"]]:
+        """The number of rows in each bin of every norm, and of those that count as
+        zero, not yet private."""
         norms = self._norms(inputs, rows, row_keys)
         return counts_of_parts(norms, mask, parts, edges)
 
@@ -134,8 +135,9 @@ class DpviRowPrograms:
         mask: Bool[Array, " rows"],
         edges: Float[Array, " _edges"],
         row_keys: UInt32[Array, "rows 2"] | None,
-    ) -> Float[Array, " _bins"]:
-        """How many of the norms of a chunk's matrices lie in which bin."""
+    ) -> Float[Array, " _one_more"]:
+        """How many of the norms of a chunk's matrices lie in which bin, and how many
+        rows count as zero."""
         assert self._compiled.noise_aware is not None
         rows = self._as_traced(rows)
         if row_keys is not None:
@@ -146,7 +148,7 @@ class DpviRowPrograms:
             of_row = self._compiled.noise_aware.matrix(name)
             norms = of_row.norms(place.point, place.inputs.units, rows)
         with double_precision():
-            return counts_in_bins(norms, mask, edges)
+            return counts_of_norms(norms, mask, edges)
 
     def _column_counts(
         self,

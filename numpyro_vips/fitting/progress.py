@@ -19,7 +19,8 @@ from numpyro_vips.fitting.found_norms import (
 )
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.step import Step
-from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
+from numpyro_vips.fitting.zero_rows import combined, shares_counted, valid_rows
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, ZERO_ROWS
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.statement import NoisyShare
 
@@ -35,6 +36,7 @@ class Progress:
       balanced: Whether what steps report on are contributions that add up to about zero
         at the optimum; see `NormPart`.
       reports: The shares of rows that were clipped, and that counted as zero, by step.
+      zeros: The share that counted as zero, by the histograms of norms.
     """
 
     steps: tuple[Step, ...]
@@ -42,6 +44,7 @@ class Progress:
     unseen: tuple[str, ...] = ()
     balanced: bool = False
     reports: tuple[Mapping[str, NoisyShare], ...] = ()
+    zeros: tuple[NoisyShare, ...] = ()
 
     def after_histogram(
         self, histogram: NormHistogram, found: FoundNorms
@@ -91,21 +94,36 @@ class Progress:
             possible = min(1.0, max(0.0, share))
             drawn = step.sampling.stddev_of_share(possible, num_rows)
             report[name] = NoisyShare(share=share, stddev=math.hypot(noise, drawn))
-        # Without noise the last one says it all.
-        earlier = self.reports if step.noise_multiplier else ()
+        # Without noise, and of all rows, the last one says it all.
+        is_exact = all(share.stddev == 0 for share in report.values())
+        earlier = () if is_exact else self.reports
         return dataclasses.replace(self, reports=(*earlier, report))
 
     @property
     def shares(self) -> dict[str, NoisyShare]:
-        """The mean over the steps that reported, by `row_sums.CLIPPED_ROWS` or so."""
+        """The mean over the steps that reported, by `row_sums.CLIPPED_ROWS` or so.
+
+        Of rows that counted as zero, histograms of norms have said more.
+        """
         count = len(self.reports)
-        return {
+        found = {
             name: NoisyShare(
                 share=sum(report[name].share for report in self.reports) / count,
                 stddev=math.hypot(*(r[name].stddev for r in self.reports)) / count,
             )
             for name in (self.reports[0] if count else ())
         }
+        zeros = [*([found[ZERO_ROWS]] if ZERO_ROWS in found else []), *self.zeros]
+        return {**found, ZERO_ROWS: combined(zeros)} if zeros else found
+
+    def valid_rows(self, num_rows: int) -> float:
+        """How many rows do not count as zero, as far as was released.
+
+        Args:
+          num_rows: Public number of rows.
+        """
+        zeros = self.shares.get(ZERO_ROWS)
+        return float(num_rows) if zeros is None else valid_rows(zeros, num_rows)
 
 
 def _in_units(
@@ -192,9 +210,11 @@ def advanced(
             parts=parts,
             is_one_vector=engine.is_one_vector,
         )
+        zeros = shares_counted(step, released, num_rows)
+        progress = dataclasses.replace(progress, zeros=(*progress.zeros, *zeros))
         found = found_norms(
             histogram,
-            released,
+            {name: counts[:-1] for name, counts in released.items()},
             progress.norms,
             num_rows=num_rows,
             expected_squares=engine.expected_squares(state),
@@ -204,6 +224,8 @@ def advanced(
         state = engine.with_kept(state, found.kept)
         found = found._replace(norms=_in_units(found.norms, by, step.counted))
         return state, progress.after_histogram(histogram, found)
+    progress = progress.after_statistics(step, released, num_rows)
+    state = engine.with_valid_rows(state, progress.valid_rows(num_rows))
     state = update(engine, step, state, released)
     if _average_starts_anew(progress.steps, number):
         state = engine.recentre_again(state)
@@ -216,4 +238,4 @@ def advanced(
             before, state = state, engine.before_norms(state, names)
             if state is not before:
                 progress = progress.with_stretched(engine.stretched(state), parts)
-    return state, progress.after_statistics(step, released, num_rows)
+    return state, progress

@@ -119,7 +119,7 @@ def _on_zeros(prepared: PreparedFit, zeros: NoisyShare) -> str:
     return (
         f"{zeros} of the rows counted as zero: they hold a number "
         "that is not finite, an observation outside its support, or an index out "
-        f"of range.{_still_counted(prepared)} Check how the values of "
+        "of range. The posterior is that of the other rows. Check how the values of "
         f"{_listed(_arguments(prepared))} were made, and the support of "
         f"{_listed(observed)}. Declare missing values by numpyro.handlers.mask."
     )
@@ -138,16 +138,6 @@ def _on_unseen(prepared: PreparedFit, progress: Progress) -> str:
         "helps, the best first: more rows or a larger epsilon; "
         f"{_listed(_arguments(prepared))} in units in which numbers are about one, "
         "and priors in these units."
-    )
-
-
-def _still_counted(prepared: PreparedFit) -> str:
-    """What VIPS makes of rows that add nothing: sums over a public number of rows."""
-    if prepared.engine.is_one_vector:
-        return ""
-    return (
-        " The public number of rows has them all the same, so estimates are drawn "
-        "towards zero, and intervals are too narrow."
     )
 
 

@@ -14,7 +14,7 @@ from numpyro_vips.privacy.sampling import RowSampling
 # The square that diagnostics add to the joint vector's, relative to the statistics'.
 DIAGNOSTICS_SHARE = 0.02
 # Blocks that the posterior's intervals alone need.
-_FOR_INTERVALS = frozenset({INFORMATION, COVARIATES})
+FOR_INTERVALS = frozenset({INFORMATION, COVARIATES})
 
 
 def _diagnostic_scale(clipping_norm: float) -> float:
@@ -94,7 +94,7 @@ class Step:
         A histogram of its norms has blocks of the same names, and does not.
         """
         names = {block.name for block in self.blocks}
-        return not self.counted and not names.isdisjoint(_FOR_INTERVALS)
+        return not self.counted and not names.isdisjoint(FOR_INTERVALS)
 
     @property
     def is_aside(self) -> bool:

@@ -129,13 +129,25 @@ def counts_in_bins(
     return jnp.sum((counted & is_in).astype(jnp.result_type(float)), axis=0)
 
 
+def counts_of_norms(
+    norms: Norms, mask: Mask, edges: Float[Array, " _edges"]
+) -> Float[Array, " _one_more"]:
+    """`counts_in_bins`, and at the end how many rows count as zero; not yet private.
+
+    A row is counted once: if its norm is finite in a bin, if not at the end.
+    """
+    zero = mask & ~jnp.isfinite(norms)
+    zeros = jnp.sum(zero.astype(jnp.result_type(float)), keepdims=True)
+    return jnp.concatenate([counts_in_bins(norms, mask, edges), zeros])
+
+
 def counts_of_parts(
     norms: Mapping[str, Norms],
     mask: Mask,
     parts: Iterable[tuple[str, Sequence[str]]],
     edges: Mapping[str, Float[Array, " _edges"]],
-) -> dict[str, Float[Array, " _bins"]]:
-    """`counts_in_bins` of joint norms, in double precision.
+) -> dict[str, Float[Array, " _one_more"]]:
+    """`counts_of_norms` of joint norms, in double precision.
 
     Args:
       norms: Norm of each block in each row.
@@ -145,7 +157,7 @@ def counts_of_parts(
     """
     with double_precision():
         return {
-            part: counts_in_bins(
+            part: counts_of_norms(
                 jnp.sqrt(sum((norms[name] ** 2 for name in blocks), jnp.zeros(()))),
                 mask,
                 edges[part],

@@ -564,6 +564,15 @@ class VipsEngine(Abilities):
         clipped = {**state.clipped, **dict.fromkeys(blocks, bound)}
         return state._replace(clipped=clipped)
 
+    def with_valid_rows(self, state: VipsState, number: float) -> VipsState:
+        """The state with public sums over so many rows; see `abilities.PublicSums`."""
+        public = (s.name for s in self.statistics if s.release == "public")
+        now = {name: state.statistics[name] for name in public}
+        if state.valid_rows:
+            ratio = number / state.valid_rows
+            now = {name: ratio * value for name, value in now.items()}
+        return state._replace(statistics={**state.statistics, **now}, valid_rows=number)
+
     def compile_update(self, state: VipsState) -> None:
         """Starts to compile the solution for the globals; see `Engine`."""
         deviations = {n: np.hypot(of, 0.0) for n, of in state.noise_stddev.items()}

@@ -37,7 +37,7 @@ def initial_state(
     statistics = {s.name: np.zeros(s.block_shape) for s in structure.statistics}
     for name, value in start.items():
         statistics[name] = np.asarray(value, dtype=np.float64)
-    public = on_rows.public_sums(expected_natural)
+    public = on_rows.public_sums(expected_natural, on_rows.num_rows)
     statistics.update(public)
     origins = {
         name: np.zeros_like(moments[name]["x"]) for name in roles.recentred_factors
@@ -73,6 +73,7 @@ def initial_state(
         standards=standards,
         first_standards=standards,
         next_standards=standards,
+        valid_rows=float(on_rows.num_rows),
         start=moments if symmetric_factors(program) else {},
         to_wait=to_wait,
         units=units,

@@ -46,7 +46,7 @@ LINE = (X @ [1.0, -1.0] + 0.5 * RNG.standard_t(3, 5000)).astype(np.float32)
 
 def fit(model: Any, *rows: np.ndarray, epsilon: float = 1.0, **options: Any) -> Any:
     """The result, and what was warned of, but for the seed."""
-    vi = vi_of(model, budget=epsilon, insecure_seed=0, **options)
+    vi = vi_of(model, budget=epsilon, **{"insecure_seed": 0, **options})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = vi.run(jax.random.key(0), *rows)
@@ -207,7 +207,7 @@ def test_without_noise_a_single_odd_row_is_told(engine: str, num_odd: int) -> No
     if num_odd:
         share = result.diagnostics["rows that count as zero"]
         assert share == {"share": pytest.approx(1 / 200), "stddev": 0.0}
-        assert ("number of rows has them" in texts[0]) == (engine == "vips")
+        assert "The posterior is that of the other rows." in texts[0]
 
 
 def weighted_mean(w, y):
@@ -232,7 +232,7 @@ def survey(rows: int) -> tuple[np.ndarray, np.ndarray]:
 def test_that_heavy_rows_were_clipped_is_said_before_they_are_many(engine: str):
     """3 % of the rows are clipped, and the mean is off by many standard deviations."""
     weights, y = (rows.astype(np.float32) for rows in survey(5000))
-    result, texts = fit(weighted_mean, weights, y, engine=engine)
+    result, texts = fit(weighted_mean, weights, y, engine=engine, insecure_seed=1)
     mean = result.posterior.moments()["mean"]
     assert mean.mean + 4 * mean.stddev < 2.0  # It is still so.
     (text,) = (text for text in texts if "weights of their own" in text)

@@ -59,10 +59,13 @@ def norm_grid(reference: float) -> Float64[np.ndarray, " edges"]:
 
 
 def histogram_block(part: str, edges: Float64[np.ndarray, " edges"]) -> Block:
-    """The counts as one block: a row counts once in it, or not at all."""
+    """The counts as one block: a row counts once in it.
+
+    At the end are the rows that count as zero, see `row_sums.counts_of_norms`.
+    """
     return Block(
         name=part,
-        shape=(len(edges) + 1,),
+        shape=(len(edges) + 2,),
         geometry="nonnegative",
         norm_bound=1.0,
     )

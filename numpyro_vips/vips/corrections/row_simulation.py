@@ -42,6 +42,7 @@ class RowSimulation:
         bounds: Mapping[str, Bound],
         released: Sums,
         num_rows: int,
+        valid_rows: float,
         has_locals: bool,
         units: Sums = MappingProxyType({}),
         covariates: Callable[[Sums], Covariates | None] | None = None,
@@ -55,7 +56,8 @@ class RowSimulation:
           sum_of_rows: See `RowPrograms.sum_of_rows`, at the state of the last step.
           bounds: By statistic, how rows are clipped.
           released: By statistic, the sums as they were released.
-          num_rows: Public number of rows.
+          num_rows: Public number of rows, which decides how many are simulated.
+          valid_rows: How many of them count, see `VipsState`.
           has_locals: Whether rows have latents of their own.
           units: By statistic, what its entries are multiplied by where noise is added;
             1 if left out.
@@ -67,7 +69,7 @@ class RowSimulation:
         self._covariates = covariates
         self._units = units
         self._bounds = bounds
-        self._num_rows = num_rows
+        self._valid_rows = valid_rows
         self._releases = {bound.release: bound for bound in bounds.values()}
         _, self._size = equal_chunks(num_rows)
         most = _MOST_WITH_LATENTS if has_locals else _MOST_SIMULATED
@@ -125,7 +127,7 @@ class RowSimulation:
             covariates = self._covariates(sums)
             if covariates is None:
                 return None
-        factor = self._num_rows / (self._number * self._size)
+        factor = self._valid_rows / (self._number * self._size)
         found = {name: np.zeros(np.shape(sums[name])) for name in self._bounds}
         for of_group in self._sums(latents, covariates, 1):
             for name, (whole, clipped) in of_group.items():
@@ -180,7 +182,7 @@ class RowSimulation:
             variance = variances[0] / (len(pairs) - 1) / whole[0].size
             excess = 1.0 / max(float(squared), _LEAST_CORRELATION**2) - 1.0
             missing = ((whole - clipped) ** 2).sum() / (len(pairs) - 1) / whole[0].size
-            num_rows, simulated = self._num_rows, self._number * self._size
+            num_rows, simulated = self._valid_rows, self._number * self._size
             found[name] = Lost(
                 of_rows=float(excess * variance * num_rows / rows_per_group),
                 of_simulation=float(missing / rows_per_group * num_rows**2 / simulated),

@@ -40,7 +40,7 @@ def expected_curvatures(
     places: Float64[np.ndarray, "*batch size"],
     *,
     constant: tuple[int, ...],
-    num_rows: int,
+    num_rows: float,
 ) -> Float64[np.ndarray, "*batch size size"]:
     """The curvature to expect at some coefficients; positive semi-definite.
 
@@ -49,7 +49,7 @@ def expected_curvatures(
       noise_stddev: Standard deviation of the noise in each entry.
       places: The coefficients m.
       constant: The coordinates of intercepts: every row has one of these, times 1.
-      num_rows: Public number of rows, their weight W unless intercepts show more.
+      num_rows: How many rows count, their weight W unless intercepts show more.
     """
     found = np.empty_like(curvature)
     for index in np.ndindex(*places.shape[:-1]):
@@ -62,7 +62,7 @@ def _expected(
     squares: Float64[np.ndarray, "size size"],
     place: Float64[np.ndarray, " size"],
     constant: tuple[int, ...],
-    num_rows: int,
+    num_rows: float,
 ) -> Float64[np.ndarray, "size size"]:
     """I(m), of one vector of coefficients.
 

@@ -223,7 +223,6 @@ class GlobalPrograms:
     ) -> dict[str, Float64[np.ndarray, "..."]]:
         """By factor, the curvature to expect at places in the coordinates of the
         statistics; of those of which one was released."""
-        num_rows = self.program.graph.arguments.public_num_rows
         found = {}
         for name, (curvature, noise_stddev) in self.features.first_curvature(
             state
@@ -234,7 +233,7 @@ class GlobalPrograms:
                 noise_stddev,
                 places[name],
                 constant=() if features is None else features.constant,
-                num_rows=num_rows,
+                num_rows=state.valid_rows,
             )
         return found
 

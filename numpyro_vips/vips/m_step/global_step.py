@@ -120,7 +120,7 @@ class GlobalStep:
         """
         roles, names = self._roles, set(released)
         new = {
-            **self._on_rows.public_sums(state.expected_natural),
+            **self._on_rows.public_sums(state.expected_natural, state.valid_rows),
             **with_repeats(self._statistics, released),
         }
         kept, moved = state.kept, roles.moved & names
@@ -247,7 +247,9 @@ class GlobalStep:
         statistics = dict(state.statistics)
         for _ in range(self._public_sweeps):
             if self._public_sweeps > 1:
-                statistics |= self._on_rows.public_sums(state.expected_natural)
+                statistics |= self._on_rows.public_sums(
+                    state.expected_natural, state.valid_rows
+                )
             # Rows are not asked at these where factors take Newton steps.
             noise_read = float(bool(self._roles.residuals))
             sums = Unclipped(statistics, state.noise_stddev)

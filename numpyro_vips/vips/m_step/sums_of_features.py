@@ -76,7 +76,7 @@ class SumsOfFeatures:
                 before,
                 moments,
                 noise_stddev,
-                self._squared_intercepts(name, state.moments),
+                self._squared_intercepts(name, state),
             )
             if name in program.structure.newton:
                 standard = of_the_same_size(
@@ -185,7 +185,7 @@ class SumsOfFeatures:
         if not of_row or not of_row > 0:
             return None
         products, _ = self.products(state, sums, (name,))[name]
-        second = products / (of_row * program.graph.arguments.public_num_rows)
+        second = products / (of_row * state.valid_rows)
         places = [*features.places]
         moments = np.eye(len(places) + 1)
         if features.constant:
@@ -198,17 +198,16 @@ class SumsOfFeatures:
             back[1:, 0] = state.standards[name].means
         return back @ moments @ back.T
 
-    def _squared_intercepts(self, name: str, moments: InDouble) -> float | None:
+    def _squared_intercepts(self, name: str, state: VipsState) -> float | None:
         """What they add up to over all rows, where that is public; of a factor."""
         program = self.program
         if not program.features[name].constant:
             return None
         terms = program.row_terms
         of_row = weight_of_intercepts(
-            program.structure, name, program.features[name], terms, moments
+            program.structure, name, program.features[name], terms, state.moments
         )
-        num_rows = program.graph.arguments.public_num_rows
-        return None if of_row is None else num_rows * of_row
+        return None if of_row is None else state.valid_rows * of_row
 
     def products(
         self, state: VipsState, sums: Unclipped, names: tuple[str, ...]

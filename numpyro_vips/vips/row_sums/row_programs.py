@@ -137,13 +137,18 @@ class RowPrograms:
         """n̄ of the globals, in the precision in which programs of rows run."""
         return self._expected_natural_of(as_arrays(moments))
 
-    def public_sums(self, expected_natural: ByStatistic) -> NewSums:
-        """What needs no noise: sums over all rows to which every row adds the same."""
+    def public_sums(self, expected_natural: ByStatistic, valid_rows: float) -> NewSums:
+        """What needs no noise: sums over all rows to which every row adds the same.
+
+        Args:
+          expected_natural: n̄ of the globals.
+          valid_rows: How many rows count, see `VipsState`.
+        """
         if all(s.release != "public" for s in self.program.structure.statistics):
             return {}
         contributions = self._public_contributions(expected_natural)
         return {
-            name: np.asarray(self.num_rows * np.asarray(each, dtype=np.float64))
+            name: np.asarray(valid_rows * np.asarray(each, dtype=np.float64))
             for name, each in contributions.items()
         }
 
@@ -339,8 +344,9 @@ class RowPrograms:
         edges: Mapping[str, Float[Array, " _edges"]],
         parts: NormParts,
         in_any_state: bool,
-    ) -> dict[str, Float[Array | np.ndarray, " _bins"]]:
-        """The number of rows in each bin of every part's norm, not yet private.
+    ) -> dict[str, Float[Array | np.ndarray, " _one_more"]]:
+        """The number of rows in each bin of every part's norm, and of those that count
+        as zero, not yet private.
 
         If there is a program that counts these parts and others, it is asked, and the
         others are left out: to compile one more takes longer than to count more.
@@ -366,7 +372,7 @@ class RowPrograms:
         edges: Mapping[str, Float[Array, " _edges"]],
         parts: NormParts,
         in_any_state: bool,
-    ) -> dict[str, Float[Array, " _bins"]]:
+    ) -> dict[str, Float[Array, " _one_more"]]:
         names = sorted({name for _, blocks in parts for name in blocks})
         norms = self._norms(inputs, rows, names, in_any_state)
         return counts_of_parts(norms, mask, parts, edges)

@@ -67,6 +67,8 @@ class VipsState(NamedTuple):
         factors that take Newton steps; None if nothing was.
       curvature_places: By factor, where rows were asked for what was released last of
         these.
+      valid_rows: How many rows do not count as zero, as far as what was released tells;
+        the public number of rows, unless more of them stood out of the noise.
       units: What entries of statistics are multiplied by where rows are clipped and
         noise is added, by the statistic's name; see `column_units`.
     """
@@ -85,6 +87,7 @@ class VipsState(NamedTuple):
     first_standards: dict[str, Standardisation]
     next_standards: dict[str, Standardisation]
     start: InDouble
+    valid_rows: float
     kept: float = 1.0
     num_steps: int = 0
     to_wait: int = 0

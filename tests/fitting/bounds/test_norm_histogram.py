@@ -26,5 +26,5 @@ def test_the_grid_spans_all_norms_and_has_the_reference_as_an_edge(reference):
 def test_a_row_counts_once_in_a_block():
     edges = norm_grid(1.0)
     block = histogram_block("norms", edges)
-    assert block.shape == (len(edges) + 1,)
+    assert block.shape == (len(edges) + 2,)  # And rows that count as zero.
     assert (block.norm_bound, block.geometry) == (1.0, "nonnegative")

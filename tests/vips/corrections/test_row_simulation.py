@@ -66,7 +66,8 @@ BOUNDS = {
 
 
 def simulation_of(simulator: Any, number: int = 0, **options: Any) -> RowSimulation:
-    settings = {"num_rows": NUM_ROWS, "has_locals": False, **options}
+    settings = {"num_rows": NUM_ROWS, "valid_rows": NUM_ROWS, "has_locals": False}
+    settings |= options
     released = {"one": np.asarray(float(number)), "both": np.zeros(2)}
     return RowSimulation(
         simulator,

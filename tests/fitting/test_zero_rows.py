@@ -1,0 +1,166 @@
+"""Rows that count as zero: how many there are, and that the posterior goes without."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from _fits import fit_to
+from _plain_engine import step_of
+from scipy import integrate, stats
+
+import numpyro_vips as nv
+from numpyro_vips.fitting.bounds.norm_parts import NormPart
+from numpyro_vips.fitting.zero_rows import combined, shares_counted, valid_rows
+from numpyro_vips.jax_tools.row_sums import ZERO_ROWS
+from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import COVARIATES
+from numpyro_vips.privacy.statement import NoisyShare
+
+NUM_ROWS, NUM_ZERO = 2000, 300
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(NUM_ROWS, 2)).astype(np.float32)
+LINE = (4.0 + X @ [1.0, -1.0] + 2.0 * RNG.normal(size=NUM_ROWS)).astype(np.float32)
+COUNTS = RNG.poisson(6.0, NUM_ROWS)
+
+
+def share(found: float, stddev: float) -> NoisyShare:
+    return NoisyShare(share=found, stddev=stddev)
+
+
+@pytest.mark.parametrize("stddev", [0.003, 0.05])
+@pytest.mark.parametrize("found", [-0.01, 0.0, 0.006, 0.012, 0.1, 0.9, 1.01])
+def test_the_valid_rows_are_those_to_expect(found: float, stddev: float) -> None:
+    """By quadrature, of a share that is zero or anything with equal probability."""
+
+    def likelihood(of: float) -> float:
+        return float(stats.norm.pdf(found, of, stddev))
+
+    near = np.clip([found - 9 * stddev, found, found + 9 * stddev], 0.0, 1.0)
+    of_any = integrate.quad(likelihood, 0, 1, points=near, limit=200)[0]
+    first = integrate.quad(lambda x: x * likelihood(x), 0, 1, points=near, limit=200)[0]
+    expected = first / (of_any + likelihood(0.0))
+    number = valid_rows(share(found, stddev), 1000)
+    assert number == pytest.approx(1000 * (1 - expected), abs=1e-3)
+
+
+def test_without_noise_the_share_is_known() -> None:
+    assert valid_rows(share(0.15, 0.0), 2000) == 1700.0
+
+
+@pytest.mark.parametrize("found", [-1e3, -1.0, 1.0, 2.0, 1e3])
+def test_extreme_noise_leaves_a_number_of_rows(found: float) -> None:
+    number = valid_rows(share(found, 1e-3), 10)
+    assert 0.0 <= number <= 10.0
+    assert number == pytest.approx(10.0 if found < 0 else 0.0, abs=0.1)
+
+
+def test_releases_count_by_their_precision() -> None:
+    found = combined([share(0.1, 0.01), share(0.2, 0.02)])
+    assert found.share == pytest.approx((4 * 0.1 + 0.2) / 5)
+    assert found.stddev == pytest.approx(1 / math.sqrt(1e4 + 2.5e3))
+    exact = share(0.3, 0.0)
+    assert combined([share(0.1, 0.01), exact]) == exact
+
+
+def test_moments_of_covariates_tell_of_no_rows() -> None:
+    """A row whose observation alone is missing has a norm there."""
+    parts = tuple(
+        NormPart(name=name, blocks=(name,), reference=1.0) for name in ("a", COVARIATES)
+    )
+    blocks = tuple(Block(name=part.name, shape=(3,)) for part in parts)
+    step = step_of(nv.FullBatch(), 2.0, blocks=blocks, counted=parts)
+    counts = {"a": np.array([80.0, 0.0, 20.0]), COVARIATES: np.array([100.0, 0, 0])}
+    (found,) = shares_counted(step, counts, 100)
+    assert found.share == pytest.approx(0.2)
+    assert found.stddev == pytest.approx(step.mechanism.block_noise_stddev("a") / 100)
+
+
+def mean_of(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 2.0), obs=y)
+
+
+def line(x: Any, y: Any) -> None:
+    start = numpyro.sample("start", dist.Normal(0.0, 3.0))
+    w = numpyro.sample("w", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    spread = numpyro.sample("spread", dist.HalfNormal(3.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(start + x @ w, spread), obs=y)
+
+
+def rate_of(y: Any) -> None:
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def chance_of(y: Any) -> None:
+    chance = numpyro.sample("chance", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Binomial(20, chance), obs=y)
+
+
+def with_zeros(y: np.ndarray) -> np.ndarray:
+    invalid = np.nan if y.dtype == np.float32 else -1
+    return np.where(np.arange(NUM_ROWS) < NUM_ZERO, invalid, y).astype(y.dtype)
+
+
+MODELS = {
+    "mean": (mean_of, (), LINE),
+    "line": (line, (X,), LINE),
+    "rate": (rate_of, (), COUNTS),
+    "chance": (chance_of, (), COUNTS),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_without_noise_the_posterior_is_that_of_the_other_rows(name: str) -> None:
+    model, x, y = MODELS[name]
+    options: dict[str, Any] = {"budget": math.inf, "engine": "vips"}
+    with pytest.warns(UserWarning, match="15 % of the rows counted as zero"):
+        found = fit_to(model, *x, with_zeros(y), **options)
+    rest = fit_to(model, *(of[NUM_ZERO:] for of in (*x, y)), **options)
+    for site, expected in rest.posterior.moments().items():
+        moments = found.posterior.moments()[site]
+        np.testing.assert_allclose(moments.mean, expected.mean, rtol=1e-4)
+        np.testing.assert_allclose(moments.stddev, expected.stddev, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_under_noise_the_posterior_is_that_of_the_other_rows(name: str) -> None:
+    """By the public number of rows a mean would be off by 15 %: many deviations."""
+    model, x, y = MODELS[name]
+    with pytest.warns(UserWarning, match="counted as zero"):
+        found = fit_to(
+            model, *x, with_zeros(y), budget=8.0, engine="vips", insecure_seed=0
+        )
+    zeros = found.privacy.shares[ZERO_ROWS]
+    assert abs(zeros.share - NUM_ZERO / NUM_ROWS) < 4 * zeros.stddev < 0.05
+    rest = fit_to(
+        model, *(of[NUM_ZERO:] for of in (*x, y)), budget=math.inf, engine="vips"
+    )
+    for site, expected in rest.posterior.moments().items():
+        moments = found.posterior.moments()[site]
+        away = (moments.mean - expected.mean) / moments.stddev
+        assert np.max(np.abs(away)) < 4.0
+
+
+def test_what_reports_say_counts_as_well() -> None:
+    """Where the structure bounds all norms there is no histogram."""
+
+    def labels_of(y: Any) -> None:
+        chance = numpyro.sample("chance", dist.Beta(2.0, 2.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(chance), obs=y)
+
+    y = with_zeros((COUNTS > 4).astype(np.int32))
+    with pytest.warns(UserWarning, match="counted as zero"):
+        found = fit_to(labels_of, y, budget=8.0, insecure_seed=1)
+    (event,) = found.privacy.events
+    assert "histogram" not in event.label
+    chance = found.posterior.moments()["chance"]
+    assert abs(chance.mean - np.mean(COUNTS[NUM_ZERO:] > 4)) < 4 * chance.stddev
