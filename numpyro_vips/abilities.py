@@ -14,7 +14,7 @@ import numpy as np
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.facts.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
-from numpyro_vips.privacy.releases import Columns, Kept, Together
+from numpyro_vips.privacy.releases import Columns, Kept, Together, ValidRows
 
 
 class ClippingNorms(Protocol):
@@ -147,13 +147,8 @@ class PublicSums(Protocol):
     An engine whose sums all have noise gives every state back.
     """
 
-    def with_valid_rows(self, state: Any, number: float) -> Any:
-        """The state that knows how many rows do not count as zero.
-
-        Args:
-          state: The state before the step.
-          number: As far as what was released tells; at most the public number of rows.
-        """
+    def with_valid_rows(self, state: Any, valid: ValidRows) -> Any:
+        """The state before the step, which knows how many rows do not count as zero."""
         return state
 
 

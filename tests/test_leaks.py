@@ -34,6 +34,7 @@ from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.privacy.releases import ValidRows
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.steps.state import VipsState
 
@@ -413,7 +414,8 @@ def _without_released_numbers(tree: Any) -> Any:
 
     def without(leaf: Any) -> Any:
         if isinstance(leaf, VipsState):
-            return leaf._replace(change=0.0, drift={}, below_noise={})
+            valid = ValidRows(0.0, 0.0)
+            return leaf._replace(change=0.0, drift={}, below_noise={}, valid_rows=valid)
         return leaf
 
     return jax.tree.map(without, tree, is_leaf=lambda x: isinstance(x, VipsState))
@@ -467,12 +469,12 @@ class Watched:
         def without_released(texts: Iterable[str]) -> list[str]:
             """Texts that are not read off released numbers.
 
-            Those are the shares of rows, and the information that noise hides.
+            Those are the shares of rows, and what noise hides.
             """
             hidden = [
                 f"Noise hides {what} the rows say" for what in ("what", "how much")
             ]
-            released = "of the rows", *hidden
+            released = "of the rows", "hardly narrower than its prior", *hidden
             return [text for text in texts if not any(r in text for r in released)]
 
         statement = result.privacy.to_dict()

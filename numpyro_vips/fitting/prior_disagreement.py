@@ -1,4 +1,4 @@
-"""Whether a posterior lies where its prior says that it hardly can.
+"""Whether a posterior lies where its prior says that it hardly can, or is the prior.
 
 Under privacy a prior decides more than the posterior: where a fit starts, and what is
 clipped before anything is known of the rows. A prior in other units than the data, such
@@ -7,7 +7,7 @@ find out. What is compared here has been released, so the comparison costs nothi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,12 +45,22 @@ _NATURAL_RANGES = ((0.0, 1.0), (-1.0, 1.0))
 _NATURAL_END = 0.0
 
 
+# From that part of the spread of its prior on, the prior decides about a scale: where
+# noise hides what rows say, its posterior has more than half of it.
+_MOST_OF_PRIOR = 0.5
+# The interquartile range of a Normal, in standard deviations.
+_QUARTILES, _OF_NORMAL = (0.25, 0.75), 1.349
+
+
 def prior_disagreements(
-    graph: ModelGraph, posterior: Mapping[str, MeanAndStddev]
+    graph: ModelGraph,
+    posterior: Mapping[str, MeanAndStddev],
+    unclear: Collection[str] = (),
 ) -> list[str]:
     """A sentence for each global site whose posterior is far out in its prior.
 
-    There is one, too, where it leans on an end of the prior's finite range.
+    There is one, too, where it leans on an end of the prior's finite range, and where
+    that of a scale is hardly narrower than its prior.
 
     The prior of a site is the model's own, given the posterior means of the latents
     before it. Entries of a vector are looked at one by one, by their marginals. Nothing
@@ -61,6 +71,7 @@ def prior_disagreements(
     Args:
       graph: The model.
       posterior: Mean and standard deviation of every entry of every global.
+      unclear: Sites of which it is said elsewhere that noise hides them.
     """
     sites = graph.latents("global")
     if graph.params or any(site.is_discrete for site in sites):
@@ -82,6 +93,11 @@ def prior_disagreements(
         return []
     texts = [_disagreement(name, found[name], posterior[name]) for name in found]
     texts += [_at_an_end(name, found[name], posterior[name]) for name in found]
+    texts += [
+        _as_its_prior(name, found[name], posterior[name])
+        for name in found
+        if name not in unclear
+    ]
     return [text for text in texts if text is not None]
 
 
@@ -120,6 +136,35 @@ def _at_an_end(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
     return text + (
         "If the truth may lie beyond it, the posterior is wrong. Give a wider range, "
         "from public knowledge, or a prior without ends."
+    )
+
+
+def _as_its_prior(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
+    """What to know where a scale's posterior is hardly narrower than its prior.
+
+    If the scale is far above its prior, and noise hides the sum of squares that would
+    say so, then the prior explains the rows by other globals.
+    """
+    support = supports.base_support(prior.support)
+    if not supports.same_support(support, constraints.nonnegative):
+        return None
+    try:
+        low, high = (prior_quantile(prior, q) for q in _QUARTILES)
+    except Exception:  # As of `_disagreement`.
+        return None
+    mean, stddev = (np.asarray(part, np.float64) for part in posterior)
+    with np.errstate(all="ignore"):
+        # Of a logarithm, too: far above the prior a posterior is wide, and clear.
+        of_logarithm = stddev / mean > _MOST_OF_PRIOR * np.log(high / low) / _OF_NORMAL
+    is_wide = stddev > _MOST_OF_PRIOR * (high - low) / _OF_NORMAL
+    if not np.any(is_wide & of_logarithm):
+        return None
+    return (
+        f"The posterior of {name!r} is hardly narrower than its prior, which decides: "
+        "beside the noise the rows say little of it. If the truth is where the prior "
+        "has little mass, it is missed, and other globals make up for it. What helps: "
+        "a prior in the units of the data, from public knowledge; more rows, a larger "
+        "epsilon or fewer globals."
     )
 
 

@@ -22,6 +22,7 @@ from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.zero_rows import combined, shares_counted, valid_rows
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, ZERO_ROWS
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.privacy.releases import ValidRows
 from numpyro_vips.privacy.statement import NoisyShare
 
 
@@ -116,14 +117,16 @@ class Progress:
         zeros = [*([found[ZERO_ROWS]] if ZERO_ROWS in found else []), *self.zeros]
         return {**found, ZERO_ROWS: combined(zeros)} if zeros else found
 
-    def valid_rows(self, num_rows: int) -> float:
-        """How many rows do not count as zero, as far as was released.
+    def valid_rows(self, num_rows: int) -> ValidRows:
+        """How many rows do not count as zero.
 
         Args:
           num_rows: Public number of rows.
         """
         zeros = self.shares.get(ZERO_ROWS)
-        return float(num_rows) if zeros is None else valid_rows(zeros, num_rows)
+        if zeros is None:
+            return ValidRows(float(num_rows), 0.0)
+        return valid_rows(zeros, num_rows)
 
 
 def _in_units(

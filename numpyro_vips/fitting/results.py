@@ -185,7 +185,10 @@ def kept_if_lost(
 def _with_prior_disagreements(
     result: PrivateVIResult, graph: ModelGraph
 ) -> PrivateVIResult:
-    found = prior_disagreements(graph, result.posterior.moments())
+    diagnosed = result.diagnostics
+    # Either engine says of some of them that noise hides them.
+    unclear = {*diagnosed.get("below_noise", ()), *diagnosed.get("clarity", ())}
+    found = prior_disagreements(graph, result.posterior.moments(), unclear)
     texts = [*result.diagnostics["warnings"], *found]
     diagnostics = {**result.diagnostics, "warnings": texts}
     privacy = result.privacy

@@ -12,6 +12,7 @@ import numpy as np
 from scipy import special
 
 from numpyro_vips.fitting.step import FOR_INTERVALS, Step
+from numpyro_vips.privacy.releases import ValidRows
 from numpyro_vips.privacy.statement import NoisyShare
 
 # How probable it is beforehand that any row counts as zero. If so, each share is as
@@ -55,8 +56,8 @@ def combined(shares: Sequence[NoisyShare]) -> NoisyShare:
     return NoisyShare(share=float(found), stddev=1.0 / math.sqrt(precisions.sum()))
 
 
-def valid_rows(zeros: NoisyShare, num_rows: int) -> float:
-    """How many rows to expect that do not count as zero.
+def valid_rows(zeros: NoisyShare, num_rows: int) -> ValidRows:
+    """How many rows do not count as zero.
 
     Data are mostly complete, and noise is no reason to doubt it. So beforehand it is as
     probable that no row counts as zero as that some share of them does.
@@ -67,15 +68,16 @@ def valid_rows(zeros: NoisyShare, num_rows: int) -> float:
     """
     share, stddev = zeros.share, zeros.stddev
     if not stddev:
-        return num_rows * (1.0 - min(max(share, 0.0), 1.0))
+        return ValidRows(num_rows * (1.0 - min(max(share, 0.0), 1.0)), 0.0)
     ends = np.array([0.0, 1.0])
     ends = (ends - share) / stddev
     log_densities = -0.5 * ends**2 - 0.5 * math.log(2.0 * math.pi)
     possible = float(np.diff(special.ndtr(ends))[0])
     if not possible > 0:  # Far below no row, or far above all of them.
-        return float(num_rows) if share < 0 else 0.0
+        return ValidRows(float(num_rows) if share < 0 else 0.0, 0.0)
     between = float(-np.diff(np.exp(log_densities))[0])
     mean = share + stddev * between / possible
     log_odds = math.log(possible * stddev) - float(log_densities[0])
     log_odds += math.log(_ANY) - math.log1p(-_ANY)
-    return num_rows * (1.0 - float(special.expit(log_odds)) * mean)
+    number = num_rows * (1.0 - float(special.expit(log_odds)) * mean)
+    return ValidRows(number, num_rows * stddev if log_odds > 0 else 0.0)

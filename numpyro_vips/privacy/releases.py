@@ -69,6 +69,19 @@ class Kept(NamedTuple):
     variance_per_slope: float
 
 
+class ValidRows(NamedTuple):
+    """How many rows do not count as zero, as far as what was released tells.
+
+    Attributes:
+      number: To expect; at most the public number of rows.
+      stddev: How far it may be off. Zero where no row stands out that counts as zero:
+        then all of them are taken to be valid.
+    """
+
+    number: float
+    stddev: float
+
+
 # What clipped rows do to a global: its entries come out too small or too large, or are
 # drawn towards zero, or rows that were clipped only weigh less than the others.
 Pull = Literal["too small", "too large", "towards zero", "towards the other rows"]

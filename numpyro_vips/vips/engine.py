@@ -31,6 +31,7 @@ from numpyro_vips.privacy.releases import (
     Pull,
     Release,
     Together,
+    ValidRows,
 )
 from numpyro_vips.vips.corrections.clipping_direction import pulls_of_clipping
 from numpyro_vips.vips.corrections.reading import Reading
@@ -564,14 +565,13 @@ class VipsEngine(Abilities):
         clipped = {**state.clipped, **dict.fromkeys(blocks, bound)}
         return state._replace(clipped=clipped)
 
-    def with_valid_rows(self, state: VipsState, number: float) -> VipsState:
+    def with_valid_rows(self, state: VipsState, valid: ValidRows) -> VipsState:
         """The state with public sums over so many rows; see `abilities.PublicSums`."""
+        before = state.valid_rows.number
+        ratio = valid.number / before if before else 1.0
         public = (s.name for s in self.statistics if s.release == "public")
-        now = {name: state.statistics[name] for name in public}
-        if state.valid_rows:
-            ratio = number / state.valid_rows
-            now = {name: ratio * value for name, value in now.items()}
-        return state._replace(statistics={**state.statistics, **now}, valid_rows=number)
+        now = {name: ratio * state.statistics[name] for name in public}
+        return state._replace(statistics={**state.statistics, **now}, valid_rows=valid)
 
     def compile_update(self, state: VipsState) -> None:
         """Starts to compile the solution for the globals; see `Engine`."""

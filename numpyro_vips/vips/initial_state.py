@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from numpyro_vips.privacy.releases import ValidRows
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.starts import symmetric_factors
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
@@ -37,7 +38,8 @@ def initial_state(
     statistics = {s.name: np.zeros(s.block_shape) for s in structure.statistics}
     for name, value in start.items():
         statistics[name] = np.asarray(value, dtype=np.float64)
-    public = on_rows.public_sums(expected_natural, on_rows.num_rows)
+    valid = ValidRows(float(on_rows.num_rows), 0.0)
+    public = on_rows.public_sums(expected_natural, valid.number)
     statistics.update(public)
     origins = {
         name: np.zeros_like(moments[name]["x"]) for name in roles.recentred_factors
@@ -73,7 +75,7 @@ def initial_state(
         standards=standards,
         first_standards=standards,
         next_standards=standards,
-        valid_rows=float(on_rows.num_rows),
+        valid_rows=valid,
         start=moments if symmetric_factors(program) else {},
         to_wait=to_wait,
         units=units,

@@ -218,3 +218,45 @@ def test_a_models_numpy_columns_meet_latents_as_they_do_in_a_fit():
     moments = MeanAndStddev(mean=np.array([0.0, 9.0]), stddev=np.full(2, 0.1))
     (text,) = prior_disagreements(build_graph(marked, arguments), {"beta": moments})
     assert DISAGREE in text
+
+
+AS_ITS_PRIOR = "hardly narrower than its prior"
+
+
+@pytest.mark.parametrize(
+    ("prior", "mean", "stddev", "is_said"),
+    [
+        (dist.Exponential(1.0), 0.8, 0.6, True),
+        (dist.Exponential(1.0), 0.8, 0.3, False),
+        # Far above the prior, and near zero.
+        (dist.Exponential(1.0), 7.3, 0.8, False),
+        (dist.Exponential(1.0), 0.05, 0.04, False),
+        (dist.HalfNormal(20.0), 8.0, 9.0, True),
+        (dist.HalfNormal(20.0), 8.0, 0.5, False),
+        # Without a variance, too.
+        (dist.HalfCauchy(1.0), 1.0, 1.2, True),
+        (
+            dist.Exponential(jnp.ones(3)).to_event(1),
+            [0.8, 1.0, 0.8],
+            [0.1, 0.7, 0.1],
+            True,
+        ),
+        # A coefficient may be one of which rows say nothing.
+        (dist.Normal(0.0, 1.0), 0.0, 1.0, False),
+        (dist.Beta(2.0, 2.0), 0.5, 0.2, False),
+    ],
+)
+def test_a_scale_whose_posterior_is_its_prior_is_said(prior, mean, stddev, is_said):
+    texts = [text for text in said(prior, mean, stddev) if AS_ITS_PRIOR in text]
+    assert len(texts) == is_said
+    assert all("posterior of 'x'" in text for text in texts)
+
+
+def test_what_an_engine_says_is_not_said_twice() -> None:
+    def model(y: Any) -> None:
+        x = numpyro.sample("x", dist.Exponential(1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(0.0, x), obs=y)
+
+    moments = {"x": MeanAndStddev(mean=np.array(0.8), stddev=np.array(0.6))}
+    assert prior_disagreements(graph_of(model), moments, {"x"}) == []

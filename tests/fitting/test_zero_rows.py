@@ -42,17 +42,20 @@ def test_the_valid_rows_are_those_to_expect(found: float, stddev: float) -> None
     of_any = integrate.quad(likelihood, 0, 1, points=near, limit=200)[0]
     first = integrate.quad(lambda x: x * likelihood(x), 0, 1, points=near, limit=200)[0]
     expected = first / (of_any + likelihood(0.0))
-    number = valid_rows(share(found, stddev), 1000)
-    assert number == pytest.approx(1000 * (1 - expected), abs=1e-3)
+    valid = valid_rows(share(found, stddev), 1000)
+    assert valid.number == pytest.approx(1000 * (1 - expected), abs=1e-3)
+    # What more probably is noise is taken for that.
+    is_any = of_any > likelihood(0.0)
+    assert valid.stddev == pytest.approx(1000 * stddev if is_any else 0.0)
 
 
 def test_without_noise_the_share_is_known() -> None:
-    assert valid_rows(share(0.15, 0.0), 2000) == 1700.0
+    assert valid_rows(share(0.15, 0.0), 2000) == (1700.0, 0.0)
 
 
 @pytest.mark.parametrize("found", [-1e3, -1.0, 1.0, 2.0, 1e3])
 def test_extreme_noise_leaves_a_number_of_rows(found: float) -> None:
-    number = valid_rows(share(found, 1e-3), 10)
+    number = valid_rows(share(found, 1e-3), 10).number
     assert 0.0 <= number <= 10.0
     assert number == pytest.approx(10.0 if found < 0 else 0.0, abs=0.1)
 

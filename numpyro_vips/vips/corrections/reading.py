@@ -360,7 +360,7 @@ class Reading:
             released={name: state.statistics[name] for name in bounds},
             units=state.units,
             num_rows=self._rows.num_rows,
-            valid_rows=state.valid_rows,
+            valid_rows=state.valid_rows.number,
             has_locals=any(self.program.structure.posterior_factors_of("local")),
             covariates=(
                 functools.partial(self._covariates, state)

@@ -57,7 +57,7 @@ class RowSimulation:
           bounds: By statistic, how rows are clipped.
           released: By statistic, the sums as they were released.
           num_rows: Public number of rows, which decides how many are simulated.
-          valid_rows: How many of them count, see `VipsState`.
+          valid_rows: How many of them do not count as zero.
           has_locals: Whether rows have latents of their own.
           units: By statistic, what its entries are multiplied by where noise is added;
             1 if left out.

@@ -55,7 +55,7 @@ class SimulatedAnswers:
         times = 2 * len(coordinates) + len(state.asked)
         wanted = math.ceil(_ANSWERS / (times * self._size))
         self._number = min(max(wanted, 1), _MOST_CHUNKS)
-        self._factor = state.valid_rows / (self._number * self._size)
+        self._factor = state.valid_rows.number / (self._number * self._size)
         self._seed = seed_of(state.statistics)
         self._covariates = covariates
 

@@ -233,7 +233,7 @@ class GlobalPrograms:
                 noise_stddev,
                 places[name],
                 constant=() if features is None else features.constant,
-                num_rows=state.valid_rows,
+                num_rows=state.valid_rows.number,
             )
         return found
 

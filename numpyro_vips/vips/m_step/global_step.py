@@ -120,7 +120,7 @@ class GlobalStep:
         """
         roles, names = self._roles, set(released)
         new = {
-            **self._on_rows.public_sums(state.expected_natural, state.valid_rows),
+            **self._public_sums(state, state.valid_rows.number),
             **with_repeats(self._statistics, released),
         }
         kept, moved = state.kept, roles.moved & names
@@ -129,6 +129,14 @@ class GlobalStep:
         weights = {name: rho / kept if name in moved else rho for name in new}
         drift = self._drift(state, released, noise)
         statistics, deviations = _with_sums(state, new, noise, weights)
+        if state.valid_rows.stddev:
+            # The same noise in every step: no average has less of it.
+            deviations |= {
+                name: np.full(np.shape(deviations[name]), np.max(np.abs(of)))
+                for name, of in self._public_sums(
+                    state, state.valid_rows.stddev
+                ).items()
+            }
         centre = state.centre
         if roles.linear & names:
             centre = {
@@ -162,6 +170,10 @@ class GlobalStep:
             curvature_places=places,
             units=self._units(state, names, statistics, deviations),
         )
+
+    def _public_sums(self, state: VipsState, number: float) -> NewSums:
+        """What so many rows add to the sums that need no release."""
+        return self._on_rows.public_sums(state.expected_natural, number)
 
     def _drift(
         self,
@@ -247,9 +259,7 @@ class GlobalStep:
         statistics = dict(state.statistics)
         for _ in range(self._public_sweeps):
             if self._public_sweeps > 1:
-                statistics |= self._on_rows.public_sums(
-                    state.expected_natural, state.valid_rows
-                )
+                statistics |= self._public_sums(state, state.valid_rows.number)
             # Rows are not asked at these where factors take Newton steps.
             noise_read = float(bool(self._roles.residuals))
             sums = Unclipped(statistics, state.noise_stddev)

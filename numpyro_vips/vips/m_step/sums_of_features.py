@@ -185,7 +185,7 @@ class SumsOfFeatures:
         if not of_row or not of_row > 0:
             return None
         products, _ = self.products(state, sums, (name,))[name]
-        second = products / (of_row * state.valid_rows)
+        second = products / (of_row * state.valid_rows.number)
         places = [*features.places]
         moments = np.eye(len(places) + 1)
         if features.constant:
@@ -207,7 +207,7 @@ class SumsOfFeatures:
         of_row = weight_of_intercepts(
             program.structure, name, program.features[name], terms, state.moments
         )
-        return None if of_row is None else state.valid_rows * of_row
+        return None if of_row is None else state.valid_rows.number * of_row
 
     def products(
         self, state: VipsState, sums: Unclipped, names: tuple[str, ...]

@@ -137,18 +137,18 @@ class RowPrograms:
         """n̄ of the globals, in the precision in which programs of rows run."""
         return self._expected_natural_of(as_arrays(moments))
 
-    def public_sums(self, expected_natural: ByStatistic, valid_rows: float) -> NewSums:
-        """What needs no noise: sums over all rows to which every row adds the same.
+    def public_sums(self, expected_natural: ByStatistic, number: float) -> NewSums:
+        """What needs no release: sums over rows to which every row adds the same.
 
         Args:
           expected_natural: n̄ of the globals.
-          valid_rows: How many rows count, see `VipsState`.
+          number: Of rows that do not count as zero, as is public.
         """
         if all(s.release != "public" for s in self.program.structure.statistics):
             return {}
         contributions = self._public_contributions(expected_natural)
         return {
-            name: np.asarray(valid_rows * np.asarray(each, dtype=np.float64))
+            name: np.asarray(number * np.asarray(each, dtype=np.float64))
             for name, each in contributions.items()
         }
 

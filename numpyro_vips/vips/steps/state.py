@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
+from numpyro_vips.privacy.releases import ValidRows
 from numpyro_vips.vips.program.features import Standardisation
 from numpyro_vips.vips.program.named_arrays import (
     InDouble,
@@ -67,8 +68,7 @@ class VipsState(NamedTuple):
         factors that take Newton steps; None if nothing was.
       curvature_places: By factor, where rows were asked for what was released last of
         these.
-      valid_rows: How many rows do not count as zero, as far as what was released tells;
-        the public number of rows, unless more of them stood out of the noise.
+      valid_rows: How many rows do not count as zero.
       units: What entries of statistics are multiplied by where rows are clipped and
         noise is added, by the statistic's name; see `column_units`.
     """
@@ -87,7 +87,7 @@ class VipsState(NamedTuple):
     first_standards: dict[str, Standardisation]
     next_standards: dict[str, Standardisation]
     start: InDouble
-    valid_rows: float
+    valid_rows: ValidRows
     kept: float = 1.0
     num_steps: int = 0
     to_wait: int = 0
