@@ -43,8 +43,6 @@ _MOST_OF_RANGE = 0.25
 # Ranges and ends that are no choice: those of chances, correlations and sizes.
 _NATURAL_RANGES = ((0.0, 1.0), (-1.0, 1.0))
 _NATURAL_END = 0.0
-
-
 # From that part of the spread of its prior on, the prior decides about a scale: where
 # noise hides what rows say, its posterior has more than half of it.
 _MOST_OF_PRIOR = 0.5
