@@ -144,8 +144,22 @@ class ClippingNorms(Protocol):
 class PublicSums(Protocol):
     """Sums that need no release, as all rows that count add the same to them.
 
-    An engine whose sums all have noise gives every state back.
+    An engine whose sums all have noise has none, and gives every state back.
     """
+
+    @property
+    def has_public_sums(self) -> bool:
+        """Whether there are any."""
+        return False
+
+    def valid_count(self, state: Any, rows: Mapping[str, Any], mask: Any) -> float:
+        """How many of a chunk's rows do not count as zero, not yet private; asked only
+        where there are public sums.
+
+        Args:
+          state, rows, mask: See `norm_counts`.
+        """
+        raise NotImplementedError
 
     def with_valid_rows(self, state: Any, valid: ValidRows) -> Any:
         """The state before the step, which knows how many rows do not count as zero."""

@@ -58,6 +58,7 @@ from numpyro_vips.model.max_nonzeros import check_widths
 from numpyro_vips.privacy.budget import PrivacyBudget, check_is_budget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
 from numpyro_vips.privacy.secure_random import SecureRandom
+from numpyro_vips.privacy.statement import NoisyShare
 from numpyro_vips.result import PrivateVIResult
 from numpyro_vips.vips.settings import VIPS
 
@@ -128,7 +129,8 @@ class PrivateVI:
         so several fits of one ledger need both.
       num_rows: Public number of rows. By default the actual length is used and the
         statement says that it is treated as public. The data may have up to twice as
-        many rows, or 65,536 if that is more.
+        many rows, or 65,536 if that is more. Where VIPS needs to know how many there
+        are, it releases a noisy count of those that are valid, for 3 % of the budget.
       max_nonzeros: How many entries of a row may differ from zero, a public number, as
         `{"counts": 128}` for one private array argument, or a number if there is only
         one. A step then costs as many entries per row. Rows with more keep the largest.
@@ -465,7 +467,13 @@ class PrivateVI:
         priced = results.priced
         spent = f"{priced.epsilon:.3g}"
         shown = spent if self.schedule_options.private else "NOT PRIVATE"
-        state, progress = loop.after_resumed(state, Progress(steps=priced.steps))
+        progress = Progress(steps=priced.steps)
+        if not self.schedule_options.private:
+            arguments = loop.prepared.arguments
+            share = arguments.num_rows / arguments.public_num_rows
+            present = NoisyShare(share=share, stddev=0.0)
+            progress = dataclasses.replace(progress, present=present)
+        state, progress = loop.after_resumed(state, progress)
         done = sum(not step.is_aside for step in priced.steps[: len(loop.resumed)])
         with (
             self._explaining_interrupts(priced),

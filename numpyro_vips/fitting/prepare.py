@@ -116,7 +116,14 @@ def prepare_fit(
     needs_norms = options.private and options.clipping_norm is None
     parts = norm_parts(choice.engine, graph) if needs_norms else ()
     share = curvature_share(choice.curvature_noise, noise_multiplier)
-    steps = plan_steps(choice.engine, parts, options, curvature_share=share)
+    counts_rows = arguments.num_rows_declared and choice.engine.has_public_sums
+    steps = plan_steps(
+        choice.engine,
+        parts,
+        options,
+        curvature_share=share,
+        counts_rows=counts_rows and options.private,
+    )
     of_rows = _programs_of_rows(graph, choice.engine)
     return PreparedFit(
         arguments=arguments,

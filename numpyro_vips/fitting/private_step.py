@@ -41,6 +41,7 @@ from numpyro_vips.jax_tools.usual_settings import usual_settings
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_chunks import Chunk
 from numpyro_vips.privacy.batch_selection import select_rows
+from numpyro_vips.privacy.releases import VALID_ROWS
 from numpyro_vips.privacy.row_keys import RowKeys
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.rows.reading import Selection
@@ -133,6 +134,8 @@ def _chunk_sum(
     if step.is_by_column:
         columns = {p.name: increasing_edges(column_grid(p)) for p in step.counted}
         return engine.column_counts(state, rows, mask, edges=columns)
+    if step.counts_rows:
+        return {VALID_ROWS: engine.valid_count(state, rows, mask)}
     if step.counted:
         return engine.norm_counts(
             state,
@@ -230,7 +233,7 @@ def rehearse(
                 sums_of_zeros(step, size, state)
         for (*_, size), step in kinds.items():
             sums = sums_of_zeros(step, size, state)
-            if step.counted:
+            if step.counted or step.counts_rows:
                 continue
             state = engine.update(
                 state,

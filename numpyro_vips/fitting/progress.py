@@ -19,10 +19,15 @@ from numpyro_vips.fitting.found_norms import (
 )
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.step import Step
-from numpyro_vips.fitting.zero_rows import combined, shares_counted, valid_rows
+from numpyro_vips.fitting.zero_rows import (
+    combined,
+    share_of_valid,
+    shares_counted,
+    valid_rows,
+)
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, ZERO_ROWS
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.privacy.releases import ValidRows
+from numpyro_vips.privacy.releases import VALID_ROWS, ValidRows
 from numpyro_vips.privacy.statement import NoisyShare
 
 
@@ -38,6 +43,8 @@ class Progress:
         at the optimum; see `NormPart`.
       reports: The shares of rows that were clipped, and that counted as zero, by step.
       zeros: The share that counted as zero, by the histograms of norms.
+      present: How many rows there are, over the public number of rows that the caller
+        declared; under noise those that do not count as zero, if they were counted.
     """
 
     steps: tuple[Step, ...]
@@ -46,6 +53,7 @@ class Progress:
     balanced: bool = False
     reports: tuple[Mapping[str, NoisyShare], ...] = ()
     zeros: tuple[NoisyShare, ...] = ()
+    present: NoisyShare | None = None
 
     def after_histogram(
         self, histogram: NormHistogram, found: FoundNorms
@@ -123,10 +131,17 @@ class Progress:
         Args:
           num_rows: Public number of rows.
         """
+        present = NoisyShare(share=1.0, stddev=0.0)
+        if self.present is not None:
+            present = self.present
+        number = num_rows * present.share
+        if present.stddev:
+            return ValidRows(max(number, 0.0), num_rows * present.stddev)
         zeros = self.shares.get(ZERO_ROWS)
         if zeros is None:
-            return ValidRows(float(num_rows), 0.0)
-        return valid_rows(zeros, num_rows)
+            return ValidRows(number, 0.0)
+        found = valid_rows(zeros, num_rows)
+        return found._replace(number=max(number - num_rows + found.number, 0.0))
 
 
 def _in_units(
@@ -195,6 +210,9 @@ def advanced(
     """
     step = progress.steps[number]
     num_rows = graph.arguments.public_num_rows
+    if step.counts_rows:
+        present = share_of_valid(step, released[VALID_ROWS], num_rows)
+        return state, dataclasses.replace(progress, present=present)
     if step.is_by_column:
         sizes = {
             part.name: sizes_from_counts(

@@ -17,7 +17,7 @@ from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.schedule_options import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
+from numpyro_vips.privacy.releases import COVARIATES, INFORMATION, VALID_ROWS
 from numpyro_vips.privacy.sampling import FullBatch, RowSampling
 
 # Shares are parts of Σ 1/σ², σ being noise multipliers, which full batches spend of the
@@ -29,6 +29,8 @@ PILOT_OF_CURVATURE_SHARE = 0.03
 BOUNDS_SHARE = 0.03
 # Share of the histogram of columns, where they are few, which comes before that.
 COLUMNS_SHARE = 0.02
+# That of counting the rows, where their number is not public.
+ROWS_SHARE = 0.03
 # The same for each four of them where they are counted again about the points of a
 # pilot, up to a limit: one that is not seen gets the noise of the largest.
 _COUNTED_TOGETHER, _MOST_SHARES = 4, 3
@@ -78,6 +80,7 @@ def plan_steps(
     options: ScheduleOptions,
     *,
     curvature_share: float = SHARES[0],
+    counts_rows: bool = False,
 ) -> tuple[Step, ...]:
     """Plans the steps of a fit, with noise up to a common factor.
 
@@ -93,12 +96,15 @@ def plan_steps(
         clipped.
       options: The caller's choices.
       curvature_share: Of each release of "refreshed" statistics.
+      counts_rows: Whether to release how many rows there are.
 
     Returns:
       The steps. Their noise multipliers are in the right proportion to each other;
       `accounting.calibrate_events` finds the factor.
     """
     planner = _Planner(engine, parts, options)
+    if counts_rows:
+        planner.count_rows()
     planner.count_columns()
     planner.count_norms()
     share_of_pilots = planner.release_pilots()
@@ -300,6 +306,12 @@ class _Planner:
         self.share -= share * number + BOUNDS_SHARE * number
         self.share -= _share_of_columns(columns) * number if columns else 0.0
         return share * number
+
+    def count_rows(self) -> None:
+        """How many rows do not count as zero, before everything else."""
+        block = Block(name=VALID_ROWS, shape=(), geometry="nonnegative", norm_bound=1.0)
+        self.steps.append(self._histogram([], [block], 1.0, ROWS_SHARE))
+        self.share -= ROWS_SHARE
 
     def release_once(self, share_of_pilots: float) -> None:
         """What does not depend on the globals, from all rows.

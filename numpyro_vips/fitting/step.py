@@ -8,7 +8,7 @@ from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting.bounds.norm_parts import NormPart
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
-from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
+from numpyro_vips.privacy.releases import COVARIATES, INFORMATION, VALID_ROWS
 from numpyro_vips.privacy.sampling import RowSampling
 
 # The square that diagnostics add to the joint vector's, relative to the statistics'.
@@ -97,9 +97,15 @@ class Step:
         return not self.counted and not names.isdisjoint(FOR_INTERVALS)
 
     @property
+    def counts_rows(self) -> bool:
+        """Whether it counts the rows that do not count as zero, and nothing else."""
+        return [block.name for block in self.blocks] == [VALID_ROWS]
+
+    @property
     def is_aside(self) -> bool:
         """Whether it only prepares or completes others: it is no step of the fit."""
-        return bool(self.counted) or self.informs or self.is_pilot
+        prepares = bool(self.counted) or self.counts_rows or self.is_pilot
+        return prepares or self.informs
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special
 
 from numpyro_vips.fitting.step import FOR_INTERVALS, Step
-from numpyro_vips.privacy.releases import ValidRows
+from numpyro_vips.privacy.releases import VALID_ROWS, ValidRows
 from numpyro_vips.privacy.statement import NoisyShare
 
 # How probable it is beforehand that any row counts as zero. If so, each share is as
@@ -40,6 +40,12 @@ def shares_counted(
         # Those have norms wherever the numbers are finite that they are made of.
         if FOR_INTERVALS.isdisjoint(part.blocks)
     )
+
+
+def share_of_valid(step: Step, counts: np.ndarray, num_rows: int) -> NoisyShare:
+    """The valid rows over the public number of rows, of a step that counted them."""
+    stddev = step.mechanism.block_noise_stddev(VALID_ROWS)
+    return NoisyShare(share=float(counts) / num_rows, stddev=stddev / num_rows)
 
 
 def combined(shares: Sequence[NoisyShare]) -> NoisyShare:

@@ -16,6 +16,8 @@ COVARIATES = "covariates' second moments"
 SECOND_MOMENTS = "gradients' second moments"
 # What the gradient of DPVI is called, whose parts have no norms one by one.
 WHOLE_VECTOR = "gradient"
+# How many rows do not count as zero, where their number is not public.
+VALID_ROWS = "number of valid rows"
 # Blocks that are the square of a row's gradient, about.
 SQUARES = frozenset({INFORMATION, SECOND_MOMENTS})
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray, UInt32
 from numpyro_vips.abilities import Abilities
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
-from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, increasing_edges
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.synthetic.simulated_rows import RowSimulator
 from numpyro_vips.model.synthetic.synthetic_rows import synthetic_rows
@@ -564,6 +564,20 @@ class VipsEngine(Abilities):
         bound = Bound(blocks, clipping_norm, sampling_rate, release)
         clipped = {**state.clipped, **dict.fromkeys(blocks, bound)}
         return state._replace(clipped=clipped)
+
+    @property
+    def has_public_sums(self) -> bool:
+        """Whether all rows add the same to some statistics."""
+        return any(s.release == "public" for s in self.statistics)
+
+    def valid_count(
+        self, state: VipsState, rows: Rows, mask: Bool[Array | np.ndarray, " rows"]
+    ) -> float:
+        """How many of the chunk's rows are valid; see `abilities.PublicSums`."""
+        name = next(s.name for s in self.statistics if s.release != "public")
+        edges = {name: increasing_edges(np.ones(1))}
+        found = self.norm_counts(state, rows, mask, parts={name: (name,)}, edges=edges)
+        return float(np.asarray(found[name])[:-1].sum())
 
     def with_valid_rows(self, state: VipsState, valid: ValidRows) -> VipsState:
         """The state with public sums over so many rows; see `abilities.PublicSums`."""

@@ -3,20 +3,22 @@
 import math
 from typing import Any
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _fits import fit_to
+from _fits import fit_to, vi_of
 from _plain_engine import step_of
 from scipy import integrate, stats
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds.norm_parts import NormPart
+from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.zero_rows import combined, shares_counted, valid_rows
 from numpyro_vips.jax_tools.row_sums import ZERO_ROWS
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import COVARIATES
+from numpyro_vips.privacy.releases import COVARIATES, VALID_ROWS
 from numpyro_vips.privacy.statement import NoisyShare
 
 NUM_ROWS, NUM_ZERO = 2000, 300
@@ -107,6 +109,12 @@ def chance_of(y: Any) -> None:
         numpyro.sample("y", dist.Binomial(20, chance), obs=y)
 
 
+def labels_of(y: Any) -> None:
+    chance = numpyro.sample("chance", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(chance), obs=y)
+
+
 def with_zeros(y: np.ndarray) -> np.ndarray:
     invalid = np.nan if y.dtype == np.float32 else -1
     return np.where(np.arange(NUM_ROWS) < NUM_ZERO, invalid, y).astype(y.dtype)
@@ -154,12 +162,6 @@ def test_under_noise_the_posterior_is_that_of_the_other_rows(name: str) -> None:
 
 def test_what_reports_say_counts_as_well() -> None:
     """Where the structure bounds all norms there is no histogram."""
-
-    def labels_of(y: Any) -> None:
-        chance = numpyro.sample("chance", dist.Beta(2.0, 2.0))
-        with numpyro.plate("rows", y.shape[0]):
-            numpyro.sample("y", dist.Bernoulli(chance), obs=y)
-
     y = with_zeros((COUNTS > 4).astype(np.int32))
     with pytest.warns(UserWarning, match="counted as zero"):
         found = fit_to(labels_of, y, budget=8.0, insecure_seed=1)
@@ -167,3 +169,81 @@ def test_what_reports_say_counts_as_well() -> None:
     assert "histogram" not in event.label
     chance = found.posterior.moments()["chance"]
     assert abs(chance.mean - np.mean(COUNTS[NUM_ZERO:] > 4)) < 4 * chance.stddev
+
+
+# --- a number of rows that the caller declares ----------------------------------------
+
+
+def counting_step(fit: Any) -> Step:
+    (step,) = (step for step in fit.steps if step.counts_rows)
+    return step
+
+
+def counted(fit: Any, y: np.ndarray, mask: Any = True) -> float:
+    """The valid rows of a chunk, before noise."""
+    state = fit.engine.initial_state(jax.random.key(0))
+    rows, mask = {"y": y}, np.broadcast_to(mask, len(y))
+    return fit.engine.valid_count(state, rows, mask)
+
+
+def test_rows_are_counted_one_by_one() -> None:
+    """On every pair of neighbours of these rows, for both relations."""
+    y = np.array([0, 3, -1, 6, 10**6, -7, 2, 5], np.int32)
+    fit = vi_of(rate_of, num_rows=10)._prepare_fit((y,), {})[0]
+    mechanism = counting_step(fit).mechanism
+    whole = counted(fit, y)
+    assert whole == 6
+    moved: dict[Any, float] = {"add_or_remove": 0.0, "replace_one": 0.0}
+    for number in range(len(y)):
+        without = counted(fit, y, np.arange(len(y)) != number)
+        moved["add_or_remove"] = max(moved["add_or_remove"], abs(whole - without))
+        for other in y:
+            replaced = y.copy()
+            replaced[number] = other
+            change = abs(whole - counted(fit, replaced))
+            moved["replace_one"] = max(moved["replace_one"], change)
+    for relation, most in moved.items():
+        assert most == 1.0 <= mechanism.sensitivity(relation)
+    assert mechanism.sensitivity("add_or_remove") == 1.0
+
+
+@pytest.mark.parametrize("declared", [1700, 2400])
+@pytest.mark.parametrize("options", [{}, {"clipping_norm": 15.0}])
+def test_a_declared_number_need_not_be_right(declared: int, options: Any) -> None:
+    """By that number a rate would be off by a sixth: many deviations."""
+    options = {"budget": 4.0, "engine": "vips", "insecure_seed": 0, **options}
+    found = fit_to(rate_of, COUNTS, num_rows=declared, **options)
+    rate = found.posterior.moments()["rate"]
+    assert abs(rate.mean - 6.0) < 4 * rate.stddev < 0.8
+    (count,) = (e for e in found.privacy.events if e.label == VALID_ROWS)
+    assert count.sensitivity == 1.0 and count.noise_stddev > 1.0
+
+
+def test_without_noise_the_rows_are_counted_as_they_are() -> None:
+    options: dict[str, Any] = {"budget": math.inf, "engine": "vips"}
+    expected = fit_to(rate_of, COUNTS[NUM_ZERO:], **options)
+    with pytest.warns(UserWarning, match="counted as zero"):
+        found = fit_to(rate_of, with_zeros(COUNTS), num_rows=2400, **options)
+    for of in (found, expected):
+        np.testing.assert_allclose(
+            of.posterior.moments()["rate"].mean, COUNTS[NUM_ZERO:].mean(), rtol=1e-3
+        )
+    np.testing.assert_allclose(
+        found.posterior.moments()["rate"], expected.posterior.moments()["rate"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "y", "options"),
+    [
+        (rate_of, COUNTS, {"engine": "vips"}),
+        (rate_of, COUNTS, {"engine": "dpvi", "num_rows": 2400}),
+        (labels_of, (COUNTS > 4).astype(np.int32), {"num_rows": 2400}),
+    ],
+    ids=["a public number", "gradients", "no public sums"],
+)
+def test_rows_are_counted_only_where_that_is_needed(
+    model: Any, y: np.ndarray, options: Any
+) -> None:
+    fit = vi_of(model, **options)._prepare_fit((y,), {})[0]
+    assert not any(step.counts_rows for step in fit.steps)
