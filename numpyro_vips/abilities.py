@@ -159,7 +159,7 @@ class PublicSums(Protocol):
         Args:
           state, rows, mask: See `norm_counts`.
         """
-        raise NotImplementedError
+        raise AssertionError("No sums are public.")
 
     def with_valid_rows(self, state: Any, valid: ValidRows) -> Any:
         """The state before the step, which knows how many rows do not count as zero."""
