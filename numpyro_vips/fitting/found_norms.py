@@ -272,7 +272,7 @@ def _norm(seen: SeenNorms, part: NormPart, histogram: NormHistogram) -> float:
         # longest gradients biases no result, and noise grows with the norm.
         return min(seen.least_harm(noise, alignment), seen.middle)
     if histogram.is_one_vector:
-        return seen.least_error(noise, alignment)
+        return seen.least_error(noise, alignment, _num_directions(later, part))
     return seen.least_harm(noise, alignment)
 
 
@@ -330,5 +330,10 @@ def _alignment(steps: Sequence[Step], part: NormPart) -> float:
     lose most, and what is left makes them too large. The power is between that of
     random directions, 1/2, and 1, and was tried with 3 to 109 coordinates.
     """
+    return _num_directions(steps, part) ** -0.75
+
+
+def _num_directions(steps: Sequence[Step], part: NormPart) -> int:
+    """How many coordinates a part has whose contributions may be independent."""
     sizes = {b.name: b.num_directions for step in steps for b in step.blocks}
-    return sum(sizes[name] for name in part.blocks) ** -0.75
+    return sum(sizes[name] for name in part.blocks)
