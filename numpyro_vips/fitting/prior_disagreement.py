@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -58,7 +59,7 @@ def prior_disagreements(
     """A sentence for each global site whose posterior is far out in its prior.
 
     There is one, too, where it leans on an end of the prior's finite range, and where
-    that of a scale is hardly narrower than its prior.
+    that of a scale of rows is hardly narrower than its prior.
 
     The prior of a site is the model's own, given the posterior means of the latents
     before it. Entries of a vector are looked at one by one, by their marginals. Nothing
@@ -92,9 +93,11 @@ def prior_disagreements(
     texts = [_disagreement(name, found[name], posterior[name]) for name in found]
     texts += [_at_an_end(name, found[name], posterior[name]) for name in found]
     texts += [
-        _as_its_prior(name, found[name], posterior[name])
+        _on_prior_alone(name)
         for name in found
         if name not in unclear
+        and _is_its_prior(found[name], posterior[name])
+        and _reaches_rows(graph, rows, means, name)
     ]
     return [text for text in texts if text is not None]
 
@@ -137,26 +140,50 @@ def _at_an_end(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
     )
 
 
-def _as_its_prior(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
-    """What to know where a scale's posterior is hardly narrower than its prior.
-
-    If the scale is far above its prior, and noise hides the sum of squares that would
-    say so, then the prior explains the rows by other globals.
-    """
+def _is_its_prior(prior: Any, posterior: MeanAndStddev) -> bool:
+    """Whether some entry of a positive global is hardly narrower than its prior."""
     support = supports.base_support(prior.support)
     if not supports.same_support(support, constraints.nonnegative):
-        return None
+        return False
     try:
         low, high = (prior_quantile(prior, q) for q in _QUARTILES)
     except Exception:  # As of `_disagreement`.
-        return None
+        return False
     mean, stddev = (np.asarray(part, np.float64) for part in posterior)
     with np.errstate(all="ignore"):
         # Of a logarithm, too: far above the prior a posterior is wide, and clear.
         of_logarithm = stddev / mean > _MOST_OF_PRIOR * np.log(high / low) / _OF_NORMAL
     is_wide = stddev > _MOST_OF_PRIOR * (high - low) / _OF_NORMAL
-    if not np.any(is_wide & of_logarithm):
-        return None
+    return bool(np.any(is_wide & of_logarithm))
+
+
+def _reaches_rows(
+    graph: ModelGraph, rows: Mapping[str, Any], means: Mapping[str, Any], name: str
+) -> bool:
+    """Whether densities of rows depend on a global, the other globals being given.
+
+    Of a scale of other globals a few of these say little, with noise or without it.
+    """
+    of_rows = [site.name for site in graph.sites.values() if site.role != "global"]
+
+    def parameters(rows: Mapping[str, Any], means: Mapping[str, Any]) -> list[Any]:
+        messages = graph.run(rows, means)
+        return jax.tree.leaves([messages[site]["fn"] for site in of_rows])
+
+    larger = {**means, name: 2.0 * means[name]}
+    try:
+        found = (evaluate_in_double(parameters, rows, at) for at in (means, larger))
+        return not all(map(np.array_equal, *found))
+    except Exception:  # As of the priors.
+        return True
+
+
+def _on_prior_alone(name: str) -> str:
+    """What to know where the prior decides about a scale.
+
+    If the scale is far above its prior, and noise hides the sum of squares that would
+    say so, then the prior explains the rows by other globals.
+    """
     return (
         f"The posterior of {name!r} is hardly narrower than its prior, which decides: "
         "beside the noise the rows say little of it. If the truth is where the prior "

@@ -252,6 +252,25 @@ def test_a_scale_whose_posterior_is_its_prior_is_said(prior, mean, stddev, is_sa
     assert all("posterior of 'x'" in text for text in texts)
 
 
+@pytest.mark.parametrize("is_centred", [True, False])
+def test_a_scale_of_other_globals_is_none_of_rows(is_centred: bool) -> None:
+    """Few of these say little of it. As a factor of coefficients it is one of rows."""
+
+    def model(y: Any) -> None:
+        x = numpyro.sample("x", dist.Exponential(1.0))
+        w = numpyro.sample("w", dist.Normal(0.0, x if is_centred else 1.0))
+        w = w if is_centred else x * w
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+    moments = {
+        "x": MeanAndStddev(mean=np.array(0.8), stddev=np.array(0.7)),
+        "w": MeanAndStddev(mean=np.array(0.1), stddev=np.array(0.5)),
+    }
+    texts = prior_disagreements(graph_of(model), moments)
+    assert [AS_ITS_PRIOR in text for text in texts] == ([] if is_centred else [True])
+
+
 def test_what_an_engine_says_is_not_said_twice() -> None:
     def model(y: Any) -> None:
         x = numpyro.sample("x", dist.Exponential(1.0))
