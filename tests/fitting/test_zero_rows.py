@@ -14,11 +14,13 @@ from scipy import integrate, stats
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds.norm_parts import NormPart
+from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.zero_rows import combined, shares_counted, valid_rows
 from numpyro_vips.jax_tools.row_sums import ZERO_ROWS
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import COVARIATES, VALID_ROWS
+from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.privacy.statement import NoisyShare
 
 NUM_ROWS, NUM_ZERO = 2000, 300
@@ -205,6 +207,25 @@ def test_rows_are_counted_one_by_one() -> None:
     for relation, most in moved.items():
         assert most == 1.0 <= mechanism.sensitivity(relation)
     assert mechanism.sensitivity("add_or_remove") == 1.0
+
+
+def test_the_count_has_the_noise_that_is_stated() -> None:
+    y = np.array([0, 3, -1, 6, 2, 5], np.int32)
+    vi = vi_of(rate_of, num_rows=10, noise_multiplier=2.0)
+    fit = vi._prepare_fit((y,), {})[0]
+    step, state = counting_step(fit), fit.engine.initial_state(jax.random.key(0))
+    stated = step.mechanism.block_noise_stddev(VALID_ROWS)
+    assert stated > 1.0
+    random = SecureRandom()
+
+    def count() -> float:
+        found = release(fit.arguments, fit.engine, step, state, random, None)
+        return float(found[VALID_ROWS])
+
+    found = np.array([count() for _ in range(400)])
+    # By chance one in a million times.
+    assert abs(np.mean(found) - 5.0) < 5 * stated / math.sqrt(400)
+    assert np.std(found) / stated == pytest.approx(1.0, abs=5 / math.sqrt(800))
 
 
 @pytest.mark.parametrize("declared", [1700, 2400])
