@@ -233,7 +233,7 @@ def rehearse(
                 sums_of_zeros(step, size, state)
         for (*_, size), step in kinds.items():
             sums = sums_of_zeros(step, size, state)
-            if step.counted or step.counts_rows:
+            if step.only_counts:
                 continue
             state = engine.update(
                 state,

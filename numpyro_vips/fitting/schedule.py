@@ -27,10 +27,10 @@ ONCE_SHARE = 0.3
 PILOT_OF_CURVATURE_SHARE = 0.03
 # Share of the first histogram of norms, and of those after pilots.
 BOUNDS_SHARE = 0.03
+# Share of counting the rows, where their number is not public.
+ROWS_SHARE = 0.03
 # Share of the histogram of columns, where they are few, which comes before that.
 COLUMNS_SHARE = 0.02
-# That of counting the rows, where their number is not public.
-ROWS_SHARE = 0.03
 # The same for each four of them where they are counted again about the points of a
 # pilot, up to a limit: one that is not seen gets the noise of the largest.
 _COUNTED_TOGETHER, _MOST_SHARES = 4, 3

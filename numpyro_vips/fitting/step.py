@@ -102,10 +102,14 @@ class Step:
         return [block.name for block in self.blocks] == [VALID_ROWS]
 
     @property
+    def only_counts(self) -> bool:
+        """Whether it releases counts of rows alone: sums of ones."""
+        return bool(self.counted) or self.counts_rows
+
+    @property
     def is_aside(self) -> bool:
         """Whether it only prepares or completes others: it is no step of the fit."""
-        prepares = bool(self.counted) or self.counts_rows or self.is_pilot
-        return prepares or self.informs
+        return self.only_counts or self.informs or self.is_pilot
 
     @property
     def label(self) -> str:

@@ -66,7 +66,7 @@ def with_rounding(
 
 
 def _rounding(step: Step, num_rows: int, max_batch_size: int | None) -> float:
-    if step.counted or step.counts_rows:
+    if step.only_counts:
         return 0.0  # Sums of ones are exact.
     rows = most_rows(num_rows)
     _, length = chunks_of(step, num_rows, max_batch_size)

@@ -75,9 +75,10 @@ class ValidRows(NamedTuple):
     """How many rows do not count as zero, as far as what was released tells.
 
     Attributes:
-      number: To expect; at most the public number of rows.
-      stddev: How far it may be off. Zero where no row stands out that counts as zero:
-        then all of them are taken to be valid.
+      number: To expect. Where the public number of rows is the actual one, it is at
+        most that.
+      stddev: How far it may be off. Zero without noise, and where no row stands out
+        that counts as zero: then nearly all of them are taken to be valid.
     """
 
     number: float
