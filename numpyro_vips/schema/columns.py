@@ -21,7 +21,7 @@ from numpyro_vips._settings import code_of
 from numpyro_vips.schema import frames
 
 # Where in their ranges synthetic numbers lie.
-SyntheticPlaces = Literal["any", "ends"]
+SyntheticPlaces = Literal["any", "ends", "listed"]
 # For those who expect other names of a range's ends.
 _ENDS_BY_PLACE = dict.fromkeys(
     ("min", "max", "lower", "upper"), "the ends in order, as in Bounded(0, 120)"
@@ -71,8 +71,9 @@ class Column(abc.ABC):
     ) -> Float[np.ndarray, "rows width"]:
         """Rows that `encode` may return, which have nothing to do with any table.
 
-        Nothing is missing in them. Of categories each is as often as another; numbers
-        lie anywhere in their range or at its ends, as `places` says.
+        Nothing is missing in them. Of categories each is as often as another, and those
+        that are not listed are among them unless `places` is "listed". Numbers lie
+        anywhere in their range, or at its ends if it is "ends".
         """
 
     @property
@@ -420,7 +421,9 @@ class Categorical(Column):
         self, rng: np.random.Generator, count: int, *, places: SyntheticPlaces
     ) -> Float[np.ndarray, "rows width"]:
         possible = [*self._codes().values()]
-        if self.handle_unknown == "ignore":
+        if places == "listed":
+            possible = possible[: len(self.categories)]
+        elif self.handle_unknown == "ignore":
             possible.append(NO_CATEGORY)
         drawn = rng.choice(possible, count)
         codes = np.array([*self._indicators().values()], np.int64)

@@ -5,13 +5,19 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from numpyro_vips.errors import quoted
-from numpyro_vips.schema.columns import Column, EncodedColumn, Intercept, Interval
+from numpyro_vips.schema.columns import (
+    Column,
+    EncodedColumn,
+    Intercept,
+    Interval,
+    SyntheticPlaces,
+)
 from numpyro_vips.schema.encoded_rows import encoded_rows
 from numpyro_vips.schema.files import opened_table
 
@@ -121,14 +127,14 @@ class Encoding(abc.ABC):
         return encoded_rows(self._rows(blocks, lengths.pop()), self)
 
     def synthetic_rows(
-        self, rng: np.random.Generator, count: int, *, places: Literal["any", "ends"]
+        self, rng: np.random.Generator, count: int, *, places: SyntheticPlaces
     ) -> Float[np.ndarray, "rows columns"]:
         """Rows that have nothing to do with those of any table.
 
         Args:
-          rng: Draws them: of categories each as often, of numbers as `places` says.
+          rng: Draws them.
           count: How many.
-          places: Where numbers lie in their ranges, anywhere or at the ends.
+          places: What they are drawn from; see `Column.synthetic`.
         """
         columns = {name: c for term in self.terms for name, c in term.items()}
         blocks = {

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import has_traced_bounds
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.handler_stack import alone_with_handlers
+from numpyro_vips.schema.columns import SyntheticPlaces
 
 
 def synthetic_rows(
@@ -140,9 +141,15 @@ def with_large_floats(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def rows_of_encodings(
-    arguments: ModelArguments, count: int, places: Literal["any", "ends"]
+    arguments: ModelArguments, count: int, places: SyntheticPlaces
 ) -> dict[str, np.ndarray]:
-    """Rows of the arguments that a schema encodes, such as it may return."""
+    """Rows of the arguments that a schema encodes, such as it may return.
+
+    Args:
+      arguments: The model's.
+      count: How many.
+      places: What they are drawn from; see `Column.synthetic`.
+    """
     rng = np.random.default_rng(2)
     shapes = arguments.row_shapes()
     return {

@@ -168,7 +168,7 @@ class Reading:
         targets = self._globals.newton_targets(
             state, sums, moments={**state.moments, **moments}
         )
-        return self._globals.with_expected_curvature(state, targets)
+        return self._globals.with_first_curvature(state, targets)
 
     def widths_over_prior(self, state: VipsState) -> dict[str, float]:
         """By site, the smallest width of its entries over that of their prior.

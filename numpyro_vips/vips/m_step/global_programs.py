@@ -13,6 +13,7 @@ from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.vips.e_step.evidence_bound import bound_of_globals
 from numpyro_vips.vips.m_step import m_step, newton_targets, starts
+from numpyro_vips.vips.m_step.absent_columns import Release, with_absent_columns
 from numpyro_vips.vips.m_step.expected_curvature import expected_curvatures
 from numpyro_vips.vips.m_step.newton_posterior import Natural, shares_of_rows
 from numpyro_vips.vips.m_step.sums_of_features import SumsOfFeatures
@@ -198,44 +199,62 @@ class GlobalPrograms:
                 targets[name] = targets[name].with_silent(centre[name], there)
         return targets
 
-    def with_expected_curvature(
+    def with_first_curvature(
         self, state: VipsState, targets: Mapping[str, NewtonTarget]
     ) -> dict[str, NewtonTarget]:
-        """Targets of a state, with the information that is expected at its centre, and
-        where it was released.
+        """Targets of a state, with what the curvature that was released first says.
+
+        That is the information that is expected at its centre, and where it was
+        released last, and how probable it is that rows say nothing of a latent.
 
         Steps go without, and so do other globals that are learnt from coefficients,
         such as their precision: a direction that is expected to have next to nothing is
         left to the prior, which would follow it.
         """
-        here = self._expected_curvatures(state, self.centre_in(state, state.centre))
-        places = self.centre_in(state, state.curvature_places)
-        there = self._expected_curvatures(state, places)
-        return {
-            name: target._replace(
-                expected=here.get(name), expected_there=there.get(name)
-            )
-            for name, target in targets.items()
+        first = {
+            name: Release(*of)
+            for name, of in self.features.first_curvature(state).items()
         }
-
-    def _expected_curvatures(
-        self, state: VipsState, places: Mapping[str, Float64[np.ndarray, "..."]]
-    ) -> dict[str, Float64[np.ndarray, "..."]]:
-        """By factor, the curvature to expect at places in the coordinates of the
-        statistics; of those of which one was released."""
-        found = {}
-        for name, (curvature, noise_stddev) in self.features.first_curvature(
-            state
-        ).items():
-            features = self.program.features.get(name)
-            found[name] = expected_curvatures(
-                curvature,
-                noise_stddev,
-                places[name],
-                constant=() if features is None else features.constant,
-                num_rows=state.valid_rows.number,
+        centre = self.centre_in(state, state.centre)
+        places = self.centre_in(state, state.curvature_places)
+        frames, found = self.frames_of(state), {}
+        for name, target in targets.items():
+            if name in first:
+                target = target._replace(
+                    expected=self._expected(state, name, first[name], centre[name]),
+                    expected_there=self._expected(
+                        state, name, first[name], places[name]
+                    ),
+                )
+            found[name] = with_absent_columns(
+                target,
+                None if _is_last(state) else first.get(name),
+                frames.get(name),
+                intercepts=self._intercepts(name),
+                unlisted=self.program.unlisted.get(name),
             )
         return found
+
+    def _expected(
+        self,
+        state: VipsState,
+        name: str,
+        first: Release,
+        place: Float64[np.ndarray, "..."],
+    ) -> Float64[np.ndarray, "..."]:
+        """The curvature to expect at a place in the coordinates of the statistics."""
+        return expected_curvatures(
+            first.matrix,
+            first.noise_stddev,
+            place,
+            constant=self._intercepts(name),
+            num_rows=state.valid_rows.number,
+        )
+
+    def _intercepts(self, name: str) -> tuple[int, ...]:
+        """The coordinates of a factor that every row has one of, times 1."""
+        features = self.program.features.get(name)
+        return () if features is None else features.constant
 
     def frames_of(self, state: VipsState) -> dict[str, Frame]:
         """The coordinates in which the statistics of a state were taken."""
@@ -321,3 +340,12 @@ class GlobalPrograms:
         site_dims = {site.name: site.dims for site in sites}
         specification = {"kind": KIND, "blocks": factors, "site_dims": site_dims}
         return ConjugatePosterior(specification, params)
+
+
+def _is_last(state: VipsState) -> bool:
+    """Whether the curvature that was released first is that of the last release."""
+    first = state.first_curvature
+    return first is not None and all(
+        np.array_equal(of, state.statistics[name])
+        for name, of in first.statistics.items()
+    )

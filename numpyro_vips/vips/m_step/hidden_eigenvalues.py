@@ -18,8 +18,10 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from scipy import special
 
-# How probable it is beforehand that an eigenvalue is zero.
-_NOTHING = 0.1
+# How probable it is beforehand that each eigenvalue is zero: sets of chances, each as
+# probable as the others, and in each one for all eigenvalues or one for every.
+Chances = tuple[tuple[float, ...], ...]
+_NOTHING: Chances = ((0.1,),)
 # The shapes of the Gamma distribution that are tried, and how many means.
 _SHAPES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 _MEANS = 13
@@ -66,6 +68,7 @@ def hidden_eigenvalues(
     *,
     least: float,
     most: float = math.inf,
+    chances: Chances = _NOTHING,
 ) -> HiddenEigenvalues:
     """What eigenvalues may be, given what was found of them.
 
@@ -73,17 +76,24 @@ def hidden_eigenvalues(
       found: The eigenvalues with noise, moved together where it has driven them apart.
       stddev: Standard deviation of the noise in each.
       least, most: What their mean is at least, and at most.
+      chances: How probable it is beforehand that they are zero; see `Chances`.
     """
     is_noisy = stddev > _ROUNDING * np.max(stddev)
     if not np.all(is_noisy):
-        return _with_known(found, stddev, is_noisy, least=least, most=most)
-    return _of_noisy(found.tobytes(), stddev.tobytes(), least, most)
+        return _with_known(
+            found, stddev, is_noisy, least=least, most=most, chances=chances
+        )
+    return _of_noisy(found.tobytes(), stddev.tobytes(), least, most, chances)
 
 
 # A curvature is released twice, and read in every step.
 @functools.lru_cache(maxsize=32)
 def _of_noisy(
-    found_bytes: bytes, stddev_bytes: bytes, least: float, most: float
+    found_bytes: bytes,
+    stddev_bytes: bytes,
+    least: float,
+    most: float,
+    chances: Chances,
 ) -> HiddenEigenvalues:
     """`hidden_eigenvalues` where all have noise; of doubles, which can be compared."""
     found, stddev = np.frombuffer(found_bytes), np.frombuffer(stddev_bytes)
@@ -96,29 +106,32 @@ def _of_noisy(
     widths[:, :-1] += 0.5 * steps
     widths[:, 1:] += 0.5 * steps
     log_density = log_likelihood + np.log(np.maximum(widths, _TINY))
-    is_zero = math.log(_NOTHING) + _log_normal(found / stddev) - np.log(stddev)
+    at_zero = _log_normal(found / stddev) - np.log(stddev)
 
     largest = max(min(most, _surely(found, stddev)), 1.01 * least)
     means = np.geomspace(least, largest, _MEANS)
     logs = np.log(np.maximum(values, _TINY))
     shapes = _SHAPES[:, None, None]
 
-    def joint(mean: float) -> tuple[OfShapes, OfShapes]:
-        """Log probabilities of all values and what was found, and of the latter."""
+    def of_values_at(mean: float) -> OfShapes:
+        """Log probabilities of all values, and what was found, if none is zero."""
         rates = shapes / mean
         of_values = (shapes - 1.0) * logs - rates * values + shapes * np.log(rates)
-        of_values += log_density - special.gammaln(shapes) + math.log1p(-_NOTHING)
-        of_all = np.logaddexp(is_zero, special.logsumexp(of_values, axis=2))
-        return of_values, of_all
+        return of_values + log_density - special.gammaln(shapes)
 
-    evidence = np.array([np.sum(joint(mean)[1], axis=1) for mean in means])
-    weights, nothing = np.zeros_like(values), np.zeros(len(found))
-    for mean, share in zip(means, special.softmax(evidence), strict=True):
-        if np.sum(share) >= _LEAST_WEIGHT:
-            of_values, of_all = joint(mean)
-            given = np.exp(of_values - of_all[:, :, None])
-            weights += np.tensordot(share, given, axes=1)
-            nothing += share @ np.exp(is_zero - of_all)
+    # By chance, mean, shape and eigenvalue.
+    of_some = np.array([special.logsumexp(of_values_at(m), axis=2) for m in means])
+    chance = np.array(chances)[:, None, None, :]
+    is_zero, is_some = np.log(chance) + at_zero, np.log1p(-chance) + of_some
+    of_all = np.logaddexp(is_zero, is_some)
+    shares = special.softmax(np.sum(of_all, axis=3))
+    nothing = np.sum(shares[..., None] * np.exp(is_zero - of_all), axis=(0, 1, 2))
+    given = np.sum(shares[..., None] * np.exp(is_some - of_all), axis=0)
+    weights = np.zeros_like(values)
+    for mean, of_mean, share in zip(means, of_some, given, strict=True):
+        if np.max(share) >= _LEAST_WEIGHT:
+            of_values = of_values_at(mean) - of_mean[..., None]
+            weights += np.sum(share[..., None] * np.exp(of_values), axis=0)
     total = np.sum(weights, axis=1) + nothing
     return HiddenEigenvalues(values, weights / total[:, None], nothing / total)
 
@@ -130,6 +143,7 @@ def _with_known(
     *,
     least: float,
     most: float,
+    chances: Chances,
 ) -> HiddenEigenvalues:
     """The same where some eigenvalues have no noise; these are as they were found."""
     values, weights = np.maximum(found, 0.0)[:, None], np.ones((len(found), 1))
@@ -137,7 +151,11 @@ def _with_known(
     if not np.any(is_noisy):
         return HiddenEigenvalues(values, weights, nothing)
     hidden = hidden_eigenvalues(
-        found[is_noisy], stddev[is_noisy], least=least, most=most
+        found[is_noisy],
+        stddev[is_noisy],
+        least=least,
+        most=most,
+        chances=chances,
     )
     number = hidden.values.shape[1]
     values = np.repeat(values, number, axis=1)

@@ -44,6 +44,9 @@ from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 # noise in a coordinate's own entry.
 _LEAST_EXPECTED = 0.1
 
+# From which probability on a latent is taken for one of which no row says anything.
+_LIKELY = 0.5
+
 # Natural parameters of a Gaussian, with the batch axes of its factor in front.
 Natural = dict[str, Float64[np.ndarray, "..."]]
 
@@ -244,9 +247,9 @@ def _silent(
     root: Float64[np.ndarray, "read read"],
 ) -> Float64[np.ndarray, "read directions"] | None:
     """Directions among the coordinates that rows read, in units of this root."""
-    if silent is None or len(read) < len(silent):
+    if silent is None or np.any(np.delete(silent, read, axis=0)):
         return None
-    return np.linalg.qr(root.T @ silent)[0]
+    return np.linalg.qr(root.T @ silent[read])[0]
 
 
 def _of_one(
@@ -256,6 +259,7 @@ def _of_one(
     limit: float,
 ) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
     """Linear natural parameter and precision of one vector."""
+    target = _without_absent(target, centre)
     known = _known(target, knows_noise)
     read = known.read
     centre = _settled(target, centre, read)
@@ -264,7 +268,51 @@ def _of_one(
     away = known.away(known.slope + slope[read], limit)
     total[np.ix_(read, read)] += known.precision
     slope[read] += known.slope - away
-    return total @ centre + slope, total
+    if target.most_known is None:
+        return total @ centre + slope, total
+    return _as_they_may_be_absent(target, centre + np.linalg.solve(total, slope), total)
+
+
+def _without_absent(
+    target: NewtonTarget, centre: Float64[np.ndarray, " size"]
+) -> NewtonTarget:
+    """The target without what noise says of latents that are more probably absent."""
+    if target.absent is None or target.axes is None:
+        return target
+    absent = target.axes[:, target.absent > _LIKELY]
+    if not absent.shape[1]:
+        return target
+    known = absent if target.silent is None else np.hstack([target.silent, absent])
+    return target.with_silent(centre, np.linalg.qr(known)[0])
+
+
+def _as_they_may_be_absent(
+    target: NewtonTarget,
+    mean: Float64[np.ndarray, " size"],
+    precision: Float64[np.ndarray, "size size"],
+) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
+    """Linear natural parameter and precision, with what rows say at most of latents.
+
+    Each latent has the mean of both cases, that rows say nothing of it and that they
+    do, and no less than the variance of both. Others are left as they are: what is
+    taken off a matrix in one direction would be a ridge in those that go with it.
+
+    Args:
+      target: What was released.
+      mean, precision: Of the posterior if no latent is absent.
+    """
+    axes, absent = target.axes, target.absent
+    assert axes is not None and absent is not None and target.most_known is not None
+    prior = np.linalg.solve(target.prior_precision, target.prior_linear)
+    away = np.linalg.solve(axes, mean - prior)
+    back = np.linalg.inv(axes)
+    variance = np.diag(back @ np.linalg.inv(precision) @ back.T)
+    own = np.sum(axes * (target.prior_precision @ axes), axis=0)
+    wider = 1.0 / (own + target.most_known) + absent * (1.0 - absent) * away**2
+    added = np.maximum(wider - variance, 0.0)
+    total = np.linalg.inv(np.linalg.inv(precision) + (axes * added) @ axes.T)
+    total = 0.5 * (total + total.T)
+    return total @ (mean - axes @ (absent * away)), total
 
 
 def _settled(

@@ -87,8 +87,8 @@ class Information(NamedTuple):
         )
 
     def noise_between(
-        self, axes: Float64[np.ndarray, "read read"]
-    ) -> Float64[np.ndarray, "read read"]:
+        self, axes: Float64[np.ndarray, "read axes"]
+    ) -> Float64[np.ndarray, "axes axes"]:
         """The variance of the noise E in ⟨u, E v⟩, for axes u and v; about.
 
         It is exact for equal axes, with half the variance in the place of ⟨u, E u⟩'s,
@@ -100,7 +100,7 @@ class Information(NamedTuple):
         """
         stddev = np.asarray(self.noise_stddev)
         if stddev.ndim == 0:
-            found = np.full(self.matrix.shape, 0.5 * float(stddev) ** 2)
+            found = np.full((axes.shape[1],) * 2, 0.5 * float(stddev) ** 2)
         else:
             variance = stddev**2
             variance[np.diag_indices(len(variance))] *= 0.5
@@ -245,13 +245,13 @@ def rows_information(
         if keeps_squares:
             variances = np.sum(weights * parts, axis=1)
         else:
-            variances = _variance_with_the_interval_of(parts, weights)
+            variances = variance_with_the_interval_of(parts, weights)
         known = np.maximum(1.0 / variances - prior, 0.0)
         values = 0.5 * (known + np.sqrt(known**2 + 4.0 * known * noise))
     return Spectrum(axes, np.maximum(values, 0.0))
 
 
-def _variance_with_the_interval_of(
+def variance_with_the_interval_of(
     variances: Float64[np.ndarray, "read parts"],
     weights: Float64[np.ndarray, "read parts"],
 ) -> Float64[np.ndarray, " read"]:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure import centring
@@ -42,6 +42,7 @@ from numpyro_vips.vips.program.named_arrays import Values
 from numpyro_vips.vips.program.silent_directions import (
     directions_silent_in_encodings,
     silent_directions,
+    unlisted_coordinates,
 )
 
 
@@ -62,6 +63,8 @@ class ConjugateProgram:
         standardised; see `features.py`.
       silent: By factor that takes Newton steps, the directions of which rows say
         nothing, as orthonormal columns; see `silent_directions.py`.
+      unlisted: By factor that takes Newton steps, the coordinates that rows have a
+        feature of only where a schema does not list their category.
       factor_terms: By `numpyro.factor` site, its terms without masks and scales.
       dense: Sparse private arguments (`SparseRows`) that the program works on as dense
         arrays, and why.
@@ -85,6 +88,7 @@ class ConjugateProgram:
     prior_terms_by_site: Mapping[str, tuple[Term, ...]]
     features: Mapping[str, Features]
     silent: Mapping[str, Float64[np.ndarray, "size directions"]]
+    unlisted: Mapping[str, Bool[np.ndarray, " size"]]
     factor_terms: Mapping[str, tuple[Term, ...]]
     dense: Mapping[str, str]
     densified: Mapping[str, tuple[str, ...]]
@@ -287,6 +291,15 @@ def program_of(
         silent={
             name: _silent(found, graph.arguments, name)
             for name in sorted(structure.newton)
+        },
+        unlisted={
+            name: unlisted_coordinates(
+                graph.arguments,
+                found.row_constants,
+                found.features[name],
+                structure.posterior_factors[name].shape[-1],
+            )
+            for name in sorted(structure.newton & found.features.keys())
         },
         factor_terms={
             density.site: tuple(normal_terms(density.unweighted.terms, latents))

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Float64
+from jaxtyping import Array, Bool, Float, Float64
 
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants
@@ -29,6 +29,7 @@ from numpyro_vips.model.synthetic.synthetic_rows import (
     rows_of_encodings,
     synthetic_rows,
 )
+from numpyro_vips.schema.columns import SyntheticPlaces
 from numpyro_vips.vips.program.features import Features
 from numpyro_vips.vips.program.random_trials import is_shifted_unseen
 
@@ -79,9 +80,49 @@ def directions_silent_in_encodings(
     nothing = np.zeros((size, 0))
     if not arguments.encodings:
         return nothing
+    found = _features_of_encodings(arguments, row_constants, features, size, "any")
+    sizes = np.sqrt(np.mean(found**2, axis=0)) if len(found) else np.zeros(size)
+    seen = np.flatnonzero(sizes > 0)
+    if len(found) < size or not len(seen):
+        return nothing
+    alike = found[:, seen] / sizes[seen]
+    squares, axes = np.linalg.eigh(alike.T @ alike)
+    silent = np.zeros((size, len(seen)))
+    silent[seen] = axes / sizes[seen][:, None]
+    return _basis(silent[:, squares <= _ROUNDING**2 * squares[-1]])
+
+
+def unlisted_coordinates(
+    arguments: ModelArguments,
+    row_constants: RowConstants,
+    features: Features,
+    size: int,
+) -> Bool[np.ndarray, " size"]:
+    """Which coordinates have a feature only in rows that a schema does not list.
+
+    Args:
+      arguments, row_constants, features, size: See `directions_silent_in_encodings`.
+    """
+    if not arguments.encodings:
+        return np.zeros(size, bool)
+    listed, any_rows = (
+        _features_of_encodings(arguments, row_constants, features, size, places)
+        for places in ("listed", "any")
+    )
+    return np.any(any_rows != 0, axis=0) & ~np.any(listed != 0, axis=0)
+
+
+def _features_of_encodings(
+    arguments: ModelArguments,
+    row_constants: RowConstants,
+    features: Features,
+    size: int,
+    places: SyntheticPlaces,
+) -> Float64[np.ndarray, "rows size"]:
+    """The features of valid synthetic rows, as a schema encodes them."""
     count = _ROWS_PER_COORDINATE * size
     rows = synthetic_rows(arguments, count, seed=0)
-    rows |= rows_of_encodings(arguments, count, "any")
+    rows |= rows_of_encodings(arguments, count, places)
 
     def of_row(row: Mapping[str, Any]) -> tuple[Float[Array, " features"], Any]:
         arrays, valid = row_constants.zero_if_invalid(row)
@@ -93,16 +134,7 @@ def directions_silent_in_encodings(
     # Which of several intercepts a row has is not known here.
     if len(features.constant) == 1:
         found[:, features.constant] = 1.0
-    found = found[valid]
-    sizes = np.sqrt(np.mean(found**2, axis=0)) if len(found) else np.zeros(size)
-    seen = np.flatnonzero(sizes > 0)
-    if len(found) < size or not len(seen):
-        return nothing
-    alike = found[:, seen] / sizes[seen]
-    squares, axes = np.linalg.eigh(alike.T @ alike)
-    silent = np.zeros((size, len(seen)))
-    silent[seen] = axes / sizes[seen][:, None]
-    return _basis(silent[:, squares <= _ROUNDING**2 * squares[-1]])
+    return found[valid]
 
 
 def _basis(

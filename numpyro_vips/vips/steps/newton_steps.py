@@ -54,6 +54,10 @@ class NewtonTarget(NamedTuple):
       expected: What the rows' information is expected to be, up to a factor; None if
         nothing is.
       expected_there: The same where it was released.
+      axes: The directions in which each latent of the model moves alone, as columns.
+      most_known: The precision that rows add to the prior's of a latent at most; see
+        `absent_columns`. None if nothing is known of it.
+      absent: How probable it is that no row says anything of a latent.
     """
 
     mean: Float64[np.ndarray, "..."]
@@ -67,6 +71,9 @@ class NewtonTarget(NamedTuple):
     silent: Float64[np.ndarray, "size directions"] | None = None
     expected: Float64[np.ndarray, "..."] | None = None
     expected_there: Float64[np.ndarray, "..."] | None = None
+    axes: Float64[np.ndarray, "..."] | None = None
+    most_known: Float64[np.ndarray, "..."] | None = None
+    absent: Float64[np.ndarray, "..."] | None = None
 
     def at(self, index: tuple[int, ...]) -> Self:
         """The target of one vector of a batch."""

@@ -135,7 +135,7 @@ def test_where_rows_cannot_have_led_the_posterior_is_the_prior():
         for matrix in noise
     )
     both = NewtonTarget(
-        *(np.stack(fields) for fields in zip(one[:-3], other[:-3], strict=True))
+        *(np.stack(fields) for fields in zip(one[:8], other[:8], strict=True))
     )
 
     def means(limit: float) -> np.ndarray:
@@ -205,7 +205,7 @@ def test_batches_are_factors_of_their_own_and_flat_priors_are_left_alone():
         curvature_stddev=1.0,
         prior=np.eye(2),
     )
-    both = NewtonTarget(*(np.stack([field, 2.0 * field]) for field in one[:-3]))
+    both = NewtonTarget(*(np.stack([field, 2.0 * field]) for field in one[:8]))
     centre = np.array([[0.1, 0.2], [0.3, 0.4]])
     found = natural_under_noise(both, centre, knows_noise=True)
     alone = natural_under_noise(one, centre[0], knows_noise=True)
@@ -262,3 +262,77 @@ def test_units_of_silent_directions_are_as_large_as_the_others():
     ]
     widths = [np.diag(projection @ np.linalg.inv(p) @ projection) for p in precisions]
     np.testing.assert_allclose(widths[1], widths[0], rtol=0.3)
+
+
+def test_of_what_no_row_has_the_prior_alone_speaks():
+    """And the others are as they are without it."""
+    rng = np.random.default_rng(0)
+    curvature = np.diag([500.0, 0.0, 400.0])
+    noise = 20.0 * rng.normal(size=(3, 3))
+    target = target_of(
+        curvature + noise + noise.T,
+        residual=np.array([30.0, 60.0, -20.0]),
+        stddev=20.0,
+        curvature_stddev=40.0,
+        prior=np.eye(3),
+    )
+    target = target._replace(
+        axes=np.eye(3),
+        absent=np.array([0.0, 0.999, 0.0]),
+        most_known=np.array([np.inf, 1e-9, np.inf]),
+    )
+    centre = np.array([0.5, -3.0, 0.2])
+    found = natural_under_noise(target, centre, knows_noise=True)
+    covariance = np.linalg.inv(-2.0 * found["xx"])
+    mean = covariance @ found["x"]
+    assert mean[1] == pytest.approx(0.0, abs=1e-6)
+    assert covariance[1, 1] == pytest.approx(1.0, rel=1e-6)
+    chosen = [0, 2]
+    without = target_of(
+        (curvature + noise + noise.T)[np.ix_(chosen, chosen)],
+        residual=np.array([30.0, -20.0]),
+        stddev=20.0,
+        curvature_stddev=40.0,
+        prior=np.eye(2),
+    )
+    alone = natural_under_noise(without, centre[chosen], knows_noise=True)
+    of_alone = np.linalg.inv(-2.0 * alone["xx"])
+    np.testing.assert_allclose(mean[chosen], of_alone @ alone["x"], atol=0.05)
+    np.testing.assert_allclose(
+        covariance[np.ix_(chosen, chosen)], of_alone, rtol=0.1, atol=0.002
+    )
+
+
+def test_what_rows_may_have_is_between():
+    """In units of a frame, too. The other latent keeps what is known of it."""
+    matrix = np.array([[1.0, 0.4], [0.0, 2.0]])
+    axes = np.linalg.inv(matrix)
+    target = target_of(
+        matrix.T @ np.array([[300.0, 60.0], [60.0, 30.0]]) @ matrix,
+        residual=np.zeros(2),
+        stddev=1.0,
+        curvature_stddev=1e-6,
+        prior=matrix.T @ matrix,
+    )
+    centre = axes @ np.array([0.7, -1.0])
+    means, covariances = [], []
+    for chance, most in ((0.0, np.inf), (0.2, 3.0), (0.4, 0.5)):
+        at_chance = target._replace(
+            axes=axes,
+            absent=np.array([0.0, chance]),
+            most_known=np.array([np.inf, most]),
+        )
+        found = natural_under_noise(at_chance, centre, knows_noise=True)
+        covariance = np.linalg.inv(-2.0 * found["xx"])
+        means.append(matrix @ covariance @ found["x"])
+        covariances.append(matrix @ covariance @ matrix.T)
+    away = means[0][1]
+    for mean, covariance, chance, most in zip(
+        means[1:], covariances[1:], (0.2, 0.4), (3.0, 0.5), strict=True
+    ):
+        between = chance * (1.0 - chance) * away**2
+        assert covariance[1, 1] == pytest.approx(1.0 / (1.0 + most) + between, rel=1e-6)
+        assert mean[1] == pytest.approx((1.0 - chance) * away, rel=1e-6)
+        assert mean[0] == pytest.approx(means[0][0], rel=1e-6)
+        assert covariance[0, 0] == pytest.approx(covariances[0][0, 0], rel=1e-6)
+        assert covariance[0, 1] == pytest.approx(covariances[0][0, 1], rel=1e-6)

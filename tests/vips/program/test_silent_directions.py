@@ -165,6 +165,24 @@ def test_indicators_of_all_categories_add_up_to_one(
     assert silent_of(plain).shape[1] == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [({}, 2), ({"handle_unknown": "ignore"}, 0), ({"missing": "indicator"}, 4)],
+)
+def test_unlisted_are_coordinates_of_which_listed_rows_have_nothing(
+    options: dict[str, Any], number: int
+) -> None:
+    """Nothing but the schema says so: a plain array has none."""
+    X = encoded(ROWS, **options)
+    fit, _ = vi_of(with_intercept, engine="vips")._prepare_fit((X, Y), {})
+    (found,) = fit.engine.program.unlisted.values()
+    assert found.sum() == number and not found[0]
+    assert not np.asarray(X)[:, found[1:]].any()
+    plain, _ = vi_of(with_intercept, engine="vips")._prepare_fit((np.array(X), Y), {})
+    (found,) = plain.engine.program.unlisted.values()
+    assert not found.any()
+
+
 def silent_of(fit: Any) -> np.ndarray:
     """Of a fit to one Gaussian block, or by DPVI."""
     if fit.engine.is_one_vector:
