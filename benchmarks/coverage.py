@@ -8,12 +8,14 @@ model: the share that does, with its standard error over the repetitions; how wi
 intervals are, over those of a Gaussian with the root mean square of the error (1 is
 calibrated); the root mean square itself; and how many fits warned. With `--records
 FILE` the table can be made in parts. Where the prior does not tell components apart,
-they are sorted (`SORTED_BY`), in the truth and in every draw.
+they are sorted (`SORTED_BY`), in the truth and in every draw. Where globals are not
+identified otherwise, intervals are those of functions of them (`FUNCTIONS`).
 """
 
 import argparse
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +289,28 @@ def slopes(n: int, X: Any, y: Any = None) -> None:
             numpyro.sample("y", dist.Normal(about, within), obs=y)
 
 
+def components(n: int, y: Any = None) -> None:
+    """Two that all five measurements have in common."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0).expand([5]).to_event(1))
+    loadings = numpyro.sample("loadings", dist.Normal(0.0, 1.0).expand([5, 2]))
+    precision = numpyro.sample("precision", dist.Gamma(3.0, 3.0))
+    with numpyro.plate("rows", n):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        of_rows = dist.Normal(mean + z @ loadings.T, 1 / jnp.sqrt(precision))
+        numpyro.sample("y", of_rows.to_event(1), obs=y)
+
+
+def head(n: int, X: Any, y: Any = None) -> None:
+    """Four hidden units on three public features."""
+    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([3, 4]))
+    biases = numpyro.sample("biases", dist.Normal(0.0, 1.0).expand([4]))
+    out = numpyro.sample("out", dist.Normal(0.0, 1.0).expand([4]))
+    offset = numpyro.sample("offset", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", n):
+        logits = jnp.tanh(X @ weights + biases) @ out + offset
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
 def exposures(n: int, X: Any, y: Any = None) -> None:
     """Counts over known times, at rates that differ between rows."""
     rate = numpyro.sample("rate", dist.Gamma(4.0, 2.0))
@@ -350,6 +374,8 @@ CASES = {
     "random intercepts": Case(intercepts, four_visits),
     "random slopes": Case(slopes, four_visits),
     "exposures": Case(exposures, times),
+    "principal components": Case(components, none),
+    "network head": Case(head, standardised),
     **{
         name: ON_NATURAL_SCALES[name]
         for name in (
@@ -370,13 +396,36 @@ CASES = {
     },
 }
 
+# Draws of sites, of shape (draws, ...), and functions of them.
+Draws = dict[str, np.ndarray]
+
+
+def covariances(draws: Draws) -> Draws:
+    """What principal components imply, which may be turned among themselves."""
+    loadings, precision = draws["loadings"], draws["precision"]
+    own = np.eye(5) / precision[:, None, None]
+    covariance = loadings @ np.swapaxes(loadings, 1, 2) + own
+    return {"mean": draws["mean"], "covariance": covariance[:, *np.triu_indices(5)]}
+
+
+def predictions(draws: Draws) -> Draws:
+    """Logits of a network at twenty points, as units may change places and signs."""
+    (points,) = standardised(np.random.default_rng(0), 20)
+    hidden = np.tanh(points @ draws["weights"] + draws["biases"][:, None])
+    return {"logits": hidden @ draws["out"][..., None] + draws["offset"][:, None, None]}
+
+
+# Where globals are not identified, coverage is that of these functions of them.
+FUNCTIONS: dict[str, Callable[[Draws], Draws]] = {
+    "principal components": covariances,
+    "network head": predictions,
+}
+
 # By the mean of this site's values the components of a model are sorted.
 SORTED_BY = {"durations of two kinds": "rate", "latent classes": "yes"}
 
 
-def with_sorted_components(
-    name: str, values: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def with_sorted_components(name: str, values: Draws) -> Draws:
     """Draws of sites, of which each may have its components in another order.
 
     Args:
@@ -391,6 +440,14 @@ def with_sorted_components(
         site: np.take_along_axis(v, order.reshape(*order.shape, *[1] * (v.ndim - 2)), 1)
         for site, v in values.items()
     }
+
+
+def identified(name: str, values: Draws) -> Draws:
+    """What the rows of a model can tell of draws of its sites."""
+    function = FUNCTIONS.get(name)
+    return (
+        with_sorted_components(name, values) if function is None else function(values)
+    )
 
 
 def observed_rows(case: Case, drawn: dict[str, np.ndarray]) -> np.ndarray:
@@ -438,10 +495,8 @@ def measure(
         drawn = jax.random.fold_in(jax.random.key(seed), 1)
         draws = result.sample_posterior(drawn, sample_shape=(2000,))
         values = {site: np.asarray(draws[site], float) for site in sorted(draws)}
-        values = with_sorted_components(name, values)
-        true = with_sorted_components(
-            name, {site: found[site][None] for site in values}
-        )
+        true = {site: found[site][None] for site in values}
+        values, true = (identified(name, of) for of in (values, true))
         truth = np.concatenate([np.ravel(true[site]) for site in values])
         table = np.concatenate([v.reshape(len(v), -1) for v in values.values()], 1)
         low, high = np.quantile(table, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)

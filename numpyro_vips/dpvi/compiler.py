@@ -141,6 +141,7 @@ def compile_model(
         and read.size > 0
         and program.space.size <= MOST_INFORMED
     )
+    columns = _columns(program, elbo, traced, read) if is_noise_aware else None
     redraw = redrawing(graph, program.space) if is_noise_aware else None
     row_gradients, of_rows = _row_gradients(program, traced, released, redraw)
     return CompiledModel(
@@ -150,12 +151,12 @@ def compile_model(
         released=tuple(released),
         row_gradients=row_gradients,
         programs_of_rows=of_rows,
-        noise_aware=_noise_aware(program, elbo, traced, read)
-        if is_noise_aware
-        else None,
-        first_coordinates=_first_coordinates(program, elbo, traced, read)
-        if is_noise_aware and not (options.has_own_optimizer or options.has_norms)
-        else None,
+        noise_aware=None
+        if columns is None
+        else _noise_aware(program, elbo, traced, read, columns),
+        first_coordinates=None
+        if columns is None or options.has_own_optimizer or options.has_norms
+        else _first_coordinates(program, elbo, traced, read, columns),
         log_joint=FullBatchDensity(
             lambda free, row: elbo(free, {}, row, threefry_key(0)),
             lambda z: program.public_elbo.log_prior(z, {}),
@@ -321,6 +322,7 @@ def _noise_aware(
     elbo: UnconstrainedElbo,
     traced: jex_core.ClosedJaxpr,
     read: UnconstrainedSpace,
+    columns: FeatureColumns,
 ) -> NoiseAware:
     """What makes the posterior know of the noise, see `may_know_noise`.
 
@@ -329,6 +331,7 @@ def _noise_aware(
       elbo: With the globals in the order of the layout.
       traced: A row's ELBO in globals, parameters, row and key.
       read: The globals that observations depend on.
+      columns: Of features that they are coefficients of.
     """
     space, num_read = program.space, read.size
 
@@ -366,6 +369,7 @@ def _noise_aware(
         space=space,
         prior_stddev=program.prior_scale,
         silent=_silent(elbo, traced, read),
+        of_columns=columns.of_columns,
     )
 
 
@@ -374,11 +378,11 @@ def _first_coordinates(
     elbo: UnconstrainedElbo,
     traced: jex_core.ClosedJaxpr,
     read: UnconstrainedSpace,
+    columns: FeatureColumns,
 ) -> FirstCoordinates:
     """Returns the coordinates that the prior suggests, and what synthetic rows say of
     units; see `_noise_aware`."""
     sites = program.space.sites
-    columns = _columns(program, elbo, traced, read)
     return FirstCoordinates(
         of_prior=prior_coordinates(
             lambda z: program.public_elbo.log_prior(z, {}),

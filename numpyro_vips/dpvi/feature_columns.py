@@ -50,6 +50,8 @@ class FeatureColumns:
     Attributes:
       groups: Of each column the globals that it multiplies, by their places in the
         vector of those that rows depend on.
+      of_columns: Which of these globals stand before numbers of rows: real ones whose
+        features rows may have or not. A row may be of one group or another, too.
       of_row: The program of one row, of the place of all globals, by name, and of the
         row: the absolute value of its entry in every column.
     """
@@ -78,14 +80,20 @@ class FeatureColumns:
         row = {name: values[0] for name, values in rows.items()}
         features = jax.make_jaxpr(self._features)(place, row)
         self.groups: tuple[np.ndarray, ...] = ()
+        self.of_columns = np.zeros(read.size, bool)
         known = []
-        if _asks(features, rows, encoded):
-            is_real = {site.name: site.is_real for site in read.sites}
-            owners = _owners(read)
-            for group, sizes in _grouped(_tried(features, place, rows), owners):
+        used = _rows_used(features, rows)
+        tried = _tried(features, place, rows) if used else np.zeros((0, read.size))
+        owners = _owners(read)
+        are_real = {site.name: site.is_real for site in read.sites}
+        if len(tried):
+            varies = np.ptp(tried, axis=0) > _ROUNDING * np.max(tried, axis=0)
+            self.of_columns = varies & [are_real[owner] for owner in owners]
+        if any(rows[name].dtype.kind != "b" and name not in encoded for name in used):
+            for group, sizes in _grouped(tried, owners):
                 if len(sizes) and np.ptp(sizes) > _ROUNDING * np.max(sizes):
                     self.groups += (group,)
-                elif len(sizes) and is_real[owners[group[0]]]:
+                elif len(sizes) and are_real[owners[group[0]]]:
                     known.append(float(sizes[0]))
         self._intercept = max(known, default=1.0)
         self.of_row = jax.jit(self._sizes)
@@ -185,25 +193,22 @@ class FeatureColumns:
         return jnp.stack([jnp.max(features[group]) for group in self.groups])
 
 
-def _asks(
+def _rows_used(
     features: jex_core.ClosedJaxpr,
     rows: Mapping[str, Shaped[np.ndarray, "rows ..."]],
-    encoded: Collection[str],
-) -> bool:
-    """Whether features depend on numbers of rows whose sizes nobody says.
+) -> list[str]:
+    """Names of the arguments that features depend on.
 
     Args:
       features: Of a place and a row, the program of `FeatureColumns`.
       rows: Synthetic rows.
-      encoded: Arguments whose sizes a schema says.
     """
     _, used = with_used_inputs(features)
-    names = [
+    return [
         name
         for name, is_used in zip(sorted(rows), used[-len(rows) :], strict=True)
         if is_used
     ]
-    return any(rows[n].dtype.kind != "b" and n not in encoded for n in names)
 
 
 def _tried(
@@ -211,7 +216,7 @@ def _tried(
     place: Mapping[str, Any],
     rows: Mapping[str, Shaped[np.ndarray, "rows ..."]],
 ) -> Float64[np.ndarray, "rows read"]:
-    """What synthetic rows multiply each global with; see `_asks`."""
+    """What synthetic rows multiply each global with; see `_rows_used`."""
     of_row = jex_core.jaxpr_as_fun(features)
     of_rows = jax.make_jaxpr(
         lambda place, rows: jax.vmap(

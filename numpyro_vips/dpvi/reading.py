@@ -92,7 +92,12 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
         # A way of a few deviations is a long one for what the rows alone would say.
         is_bent = program.is_late.any() and max(ratio.values()) >= _BENT
         diagnostics = drift_of_iterates(
-            state, sizes, normal.stddev, normal, has_components=bool(is_bent)
+            state,
+            sizes,
+            normal.stddev,
+            normal,
+            follows_noise=found.follows_noise,
+            has_components=bool(is_bent),
         )
         excess = _excess(compiled, state, normal.loc)
         diagnostics["excess"] = None if excess is None else excess.factor

@@ -128,6 +128,19 @@ def test_what_a_feature_multiplies_is_found(case: str) -> None:
     )
 
 
+@pytest.mark.thorough_with("several classes", "in scale too")
+@pytest.mark.parametrize("case", CASES)
+def test_coefficients_of_what_rows_may_have_or_not_are_found(case: str) -> None:
+    """Those of columns, and effects of groups; no intercept, and no scale."""
+    model, rows, _ = CASES[case]
+    columns = engine_of(model, rows).compiled.first_coordinates.columns
+    everywhere = {"none": 3, "in scale too": 0, "slopes of groups": 3}
+    found = np.count_nonzero(columns.of_columns)
+    places = [place for group in columns.groups for place in group]
+    assert columns.of_columns[places].all()
+    assert found == len(places) + everywhere.get(case, 0)
+
+
 def counts_of(
     engine: DpviEngine, rows: dict[str, Any], mask: Any, edges: np.ndarray
 ) -> np.ndarray:

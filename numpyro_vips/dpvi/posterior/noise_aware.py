@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float64, Int
+from jaxtyping import Array, Bool, Float, Float64, Int
 
 from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates
 from numpyro_vips.dpvi.gradients.silent_directions import SilentDirections
@@ -97,6 +97,7 @@ class NoiseAware:
         space: UnconstrainedSpace,
         prior_stddev: Float64[np.ndarray, " size"],
         silent: SilentDirections,
+        of_columns: Bool[np.ndarray, " read"],
     ) -> None:
         """Traces nothing yet.
 
@@ -106,12 +107,15 @@ class NoiseAware:
           space: The globals, those that rows depend on first.
           prior_stddev: How wide the prior is, by coordinate.
           silent: What no row says anything of.
+          of_columns: Which of the globals that rows depend on are coefficients of
+            columns, of which rows may say nothing; see `FeatureColumns`.
         """
         self.silent, self.turning = silent
         self.information = information
         self.second_moments = information.second_moments(SECOND_MOMENTS)
         self._space = space
         self._prior_stddev = prior_stddev
+        self._of_columns = of_columns
         self.num_read, _ = information.block.shape
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
         # Of the last releases that were asked for, as a posterior and what is known of
@@ -178,6 +182,7 @@ class NoiseAware:
             start,
             self._prior_stddev,
             None if coordinates is None else coordinates.of_all(self._space.size),
+            of_columns=self._of_columns,
         )
         self._last = asked, variance_per_slope, found
         return found

@@ -25,7 +25,7 @@ Nothing but released numbers and their noise levels enters.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from numpyro_vips.dpvi.posterior.sampled_normal import with_its_intervals
 from numpyro_vips.dpvi.posterior.variational_newton import (
@@ -34,17 +34,25 @@ from numpyro_vips.dpvi.posterior.variational_newton import (
     VectorNormal,
     ascend,
 )
+from numpyro_vips.vips.m_step.absent_columns import own_information
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
+    Spectrum,
     known_precision,
     rows_information,
     share_from_rows,
     share_known,
+    variance_with_the_interval_of,
 )
 
 _POINTS = 64
 _CURVATURE_POINTS = 512
 _MOST_STEPS = 40
+# From which probability on a global is taken for one of which rows say nothing, and up
+# to which nothing is made of it. Where noise hides all information it is .14 for all.
+_LIKELY, _UNLIKELY = 0.5, 0.02
+# From which on iterates may have followed nothing but noise.
+_DOUBTFUL = 0.2
 
 
 class Score(NamedTuple):
@@ -67,10 +75,13 @@ class NoiseAwareNormal(NamedTuple):
     Attributes:
       normal: On the unconstrained space.
       data_stddev: What its standard deviations would be without noise.
+      follows_noise: Which globals rows may say nothing of, so that iterates may have
+        followed nothing but noise.
     """
 
     normal: VectorNormal
     data_stddev: Float64[np.ndarray, " size"]
+    follows_noise: Bool[np.ndarray, " size"]
 
 
 def before_clipping(
@@ -104,6 +115,8 @@ def normal_of(
     start: VectorNormal,
     prior_stddev: Float64[np.ndarray, " size"],
     units: Float64[np.ndarray, "size size"] | None = None,
+    *,
+    of_columns: Bool[np.ndarray, " read"] | None = None,
 ) -> NoiseAwareNormal | None:
     """The posterior of all globals.
 
@@ -115,6 +128,8 @@ def normal_of(
       prior_stddev: How wide the prior is, by coordinate.
       units: U, where the score's gradient and the information are in coordinates u with
         globals U u; None where they are in the globals themselves.
+      of_columns: Which globals are coefficients of columns that maybe no row has; none
+        if nothing is said.
 
     Returns:
       The Normal with the largest ELBO, or with the density's own intervals where that
@@ -124,10 +139,82 @@ def normal_of(
     units = np.eye(size) if units is None else units
     to_coordinates = np.linalg.inv(units)
     score = score._replace(place=to_coordinates @ score.place)
-    start = _moved(start, to_coordinates)
+    start = start.moved(to_coordinates)
     within = units[:num_read, :num_read]
     prior_precision = (within.T * prior_stddev[:num_read] ** -2.0) @ within
-    found = rows_information(information, prior_precision, score.variance)
+    axes, absent = np.linalg.inv(within), np.zeros(num_read)
+    if of_columns is not None:
+        absent[of_columns] = own_information(
+            None,
+            information,
+            axes[:, of_columns],
+            prior=prior_stddev[:num_read][of_columns] ** -2.0,
+            variance=score.variance * np.sum(axes[:, of_columns] ** 2, axis=0),
+        ).absent
+    score, information = _without(score, information, axes[:, absent > _LIKELY])
+    doubtful = (absent > _UNLIKELY) & (absent <= _LIKELY)
+    bases = int(np.clip(_CURVATURE_POINTS // (2 * size), 2, _POINTS))
+    # The same draws in every fit: the posterior is a function of what was released.
+    draws = Draws.of(np.random.default_rng(0), size, points=_POINTS, bases=bases)
+
+    def best(score: Score, information: Information) -> _Best:
+        found = rows_information(information, prior_precision, score.variance)
+        joint = _log_joint(score, found, log_prior, units)
+        return _Best(found, joint, _largest_elbo(joint, start, draws))
+
+    found, log_joint, normal = best(score, information)
+    if normal is None:
+        return None
+    normal = with_its_intervals(log_joint, normal, draws)
+    # Afterwards, as hyperparameters must not answer to how hidden means are held.
+    hidden = 1.0 - share_known(found, information)
+    from_rows = share_from_rows(found, information, prior_precision, score.variance)
+    loc = normal.loc.copy()
+    loc[:num_read] += found.matrix(hidden * from_rows) @ (start.loc - loc)[:num_read]
+    normal = normal._replace(loc=loc)
+    if np.any(doubtful):
+        without = best(*_without(score, information, axes[:, doubtful])).normal
+        if without is None:
+            return None
+        normal = _mixed(normal, without, within, np.where(doubtful, absent, 0.0))
+    root = np.linalg.inv(normal.tril)
+    without_noise = root.T @ root
+    known = found.matrix(known_precision(found.values, score.variance))
+    without_noise[:num_read, :num_read] += found.matrix(found.values) - known
+    covariance = units @ np.linalg.inv(without_noise) @ units.T
+    data_stddev = np.sqrt(np.diag(covariance))
+    normal = normal.moved(units)
+    if not np.isfinite(normal.loc).all() or not np.isfinite(data_stddev).all():
+        return None
+    return NoiseAwareNormal(
+        normal,
+        np.minimum(data_stddev, normal.stddev),
+        np.append(absent > _DOUBTFUL, np.zeros(size - num_read, bool)),
+    )
+
+
+class _Best(NamedTuple):
+    """The Normal with the largest ELBO, None if it is not finite, and what it is of."""
+
+    found: Spectrum
+    log_joint: Target
+    normal: VectorNormal | None
+
+
+def _log_joint(
+    score: Score,
+    found: Spectrum,
+    log_prior: Target,
+    units: Float64[np.ndarray, "size size"],
+) -> Target:
+    """The likelihood of a score times the prior, in coordinates.
+
+    Args:
+      score: What was released.
+      found: The rows' information.
+      log_prior, units: See `normal_of`.
+    """
+    num_read = len(score.gradient)
     total = np.where(found.values > 0, found.values + score.variance, 1.0)
     slope = found.matrix(found.values / total) @ score.gradient
     precision = found.matrix(known_precision(found.values, score.variance))
@@ -143,35 +230,71 @@ def normal_of(
         gradients[:, :num_read] += slope - pulled
         return values, gradients
 
-    bases = int(np.clip(_CURVATURE_POINTS // (2 * size), 2, _POINTS))
-    # The same draws in every fit: the posterior is a function of what was released.
-    draws = Draws.of(np.random.default_rng(0), size, points=_POINTS, bases=bases)
+    return log_joint
+
+
+def _largest_elbo(
+    log_joint: Target, start: VectorNormal, draws: Draws
+) -> VectorNormal | None:
+    """The Normal with the largest ELBO, or None if it is not finite."""
     normal = None
     for number, iterate in enumerate(ascend(log_joint, start, draws)):
         normal = iterate.normal
         if number + 1 == _MOST_STEPS:
             break
-    if normal is None:
-        return None
-    normal = with_its_intervals(log_joint, normal, draws)
-    # Afterwards, as hyperparameters must not answer to how hidden means are held.
-    hidden = 1.0 - share_known(found, information)
-    from_rows = share_from_rows(found, information, prior_precision, score.variance)
+    return normal
+
+
+def _without(
+    score: Score,
+    information: Information,
+    absent: Float64[np.ndarray, "read absent"],
+) -> tuple[Score, Information]:
+    """What was released, without what noise says along some directions."""
+    if not absent.shape[1]:
+        return score, information
+    known = information.silent
+    both = absent if known is None else np.hstack([known, absent])
+    silent = np.linalg.qr(both)[0]
+    kept = np.eye(len(silent)) - silent @ silent.T
+    return score._replace(gradient=kept @ score.gradient), information._replace(
+        matrix=kept @ information.matrix @ kept, silent=silent
+    )
+
+
+def _mixed(
+    normal: VectorNormal,
+    without: VectorNormal,
+    units: Float64[np.ndarray, "read read"],
+    chances: Float64[np.ndarray, " read"],
+) -> VectorNormal:
+    """The posterior of globals of which rows may say nothing.
+
+    Each has the mean of both cases, and no less than the variance that gives the
+    mixture's interval. Others are left as they are.
+
+    Args:
+      normal, without: With what was released of them, and without.
+      units: U; see `normal_of`.
+      chances: How probable it is that rows say nothing of a global.
+    """
+    read = len(units)
+
+    def of_globals(
+        of: VectorNormal,
+    ) -> tuple[Float64[np.ndarray, " read"], Float64[np.ndarray, " read"]]:
+        return units @ of.loc[:read], np.sum((units @ of.tril[:read]) ** 2, axis=1)
+
+    (mean, variance), (other_mean, other_variance) = map(of_globals, (normal, without))
+    away = other_mean - mean
+    mixed = variance_with_the_interval_of(
+        np.stack([other_variance, variance], axis=1),
+        np.stack([chances, 1.0 - chances], axis=1),
+    )
+    added = np.maximum(mixed + chances * (1.0 - chances) * away**2 - variance, 0.0)
+    axes = np.linalg.inv(units)
+    covariance = normal.tril @ normal.tril.T
+    covariance[:read, :read] += (axes * np.where(chances > 0, added, 0.0)) @ axes.T
     loc = normal.loc.copy()
-    loc[:num_read] += found.matrix(hidden * from_rows) @ (start.loc - loc)[:num_read]
-    normal = normal._replace(loc=loc)
-    root = np.linalg.inv(normal.tril)
-    without_noise = root.T @ root
-    without_noise[:num_read, :num_read] += found.matrix(found.values) - precision
-    covariance = units @ np.linalg.inv(without_noise) @ units.T
-    data_stddev = np.sqrt(np.diag(covariance))
-    normal = _moved(normal, units)
-    if not np.isfinite(normal.loc).all() or not np.isfinite(data_stddev).all():
-        return None
-    return NoiseAwareNormal(normal, np.minimum(data_stddev, normal.stddev))
-
-
-def _moved(normal: VectorNormal, by: Float64[np.ndarray, "size size"]) -> VectorNormal:
-    """The distribution of a normal vector times a matrix."""
-    root = np.asarray(np.linalg.qr((by @ normal.tril).T, mode="r")).T
-    return VectorNormal(by @ normal.loc, root * np.sign(np.diag(root)))
+    loc[:read] += axes @ (chances * away)
+    return VectorNormal(loc, np.linalg.cholesky(covariance))

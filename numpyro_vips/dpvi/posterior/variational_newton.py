@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 # Log density and its gradient at many points.
 Target = Callable[
@@ -70,6 +70,15 @@ class VectorNormal(NamedTuple):
     ) -> Float64[np.ndarray, "draws size"]:
         """The points that standard Normal draws stand for."""
         return self.loc + draws @ self.tril.T
+
+    def moved(self, by: Float64[np.ndarray, "new size"]) -> "VectorNormal":
+        """The distribution of a matrix times the vector, of as many numbers or less."""
+        root = np.asarray(np.linalg.qr((by @ self.tril).T, mode="r")).T
+        return VectorNormal(by @ self.loc, root * np.sign(np.diag(root)))
+
+    def marginal(self, chosen: Bool[np.ndarray, " size"]) -> "VectorNormal":
+        """The distribution of some of the coordinates."""
+        return self.moved(np.eye(len(self.loc))[chosen])
 
     @property
     def stddev(self) -> Float64[np.ndarray, " size"]:

@@ -47,6 +47,10 @@ class Release(NamedTuple):
     matrix: Float64[np.ndarray, "*batch size size"]
     noise_stddev: Float64[np.ndarray, "*batch size size"]
 
+    def at(self, index: tuple[int, ...]) -> Information:
+        """That of one vector of a batch."""
+        return Information(self.matrix[index], self.noise_stddev[index])
+
 
 class OwnInformation(NamedTuple):
     """What rows can say at most of each coordinate alone.
@@ -97,10 +101,8 @@ def with_absent_columns(
         chosen = np.setdiff1d(read, intercepts)
         mine = axes[index][:, chosen]
         found = own_information(
-            None
-            if first is None
-            else Release(first.matrix[index], first.noise_stddev[index]),
-            Release(one.curvature, one.curvature_noise),
+            None if first is None else first.at(index),
+            Information(one.curvature, one.curvature_noise),
             mine,
             prior=np.sum(mine * (one.prior_precision @ mine), axis=0),
             variance=one.noise_stddev**2 @ mine**2,
@@ -111,8 +113,8 @@ def with_absent_columns(
 
 
 def own_information(
-    first: Release | None,
-    last: Release,
+    first: Information | None,
+    last: Information,
     axes: Float64[np.ndarray, "size chosen"],
     *,
     prior: Float64[np.ndarray, " chosen"],
@@ -151,10 +153,9 @@ def own_information(
     return OwnInformation(np.maximum(1.0 / mixed - prior, 0.0), hidden.nothing)
 
 
-def _own(release: Release, axes: Float64[np.ndarray, "size chosen"]) -> _Entries:
-    information = Information(release.matrix, release.noise_stddev)
+def _own(release: Information, axes: Float64[np.ndarray, "size chosen"]) -> _Entries:
     values = np.sum(axes * (release.matrix @ axes), axis=0)
-    return _Entries(values, np.sqrt(2.0 * np.diag(information.noise_between(axes))))
+    return _Entries(values, np.sqrt(2.0 * np.diag(release.noise_between(axes))))
 
 
 def _together(first: _Entries, last: _Entries) -> _Entries:

@@ -92,15 +92,16 @@ class Information(NamedTuple):
         """The variance of the noise E in ⟨u, E v⟩, for axes u and v; about.
 
         It is exact for equal axes, with half the variance in the place of ⟨u, E u⟩'s,
-        and for noise of one size: entries between axes of which no product is released,
-        as of groups that share no row, have none.
+        and for noise of one size along orthogonal ones: entries between axes of which
+        no product is released, as of groups that share no row, have none.
 
         Args:
-          axes: Orthonormal, as columns.
+          axes: As columns; orthonormal where there are silent directions.
         """
         stddev = np.asarray(self.noise_stddev)
         if stddev.ndim == 0:
-            found = np.full((axes.shape[1],) * 2, 0.5 * float(stddev) ** 2)
+            sizes = np.sum(axes**2, axis=0)
+            found = 0.5 * float(stddev) ** 2 * np.outer(sizes, sizes)
         else:
             variance = stddev**2
             variance[np.diag_indices(len(variance))] *= 0.5

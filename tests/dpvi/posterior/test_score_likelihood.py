@@ -225,3 +225,35 @@ def test_without_noise_in_the_matrix_coordinates_make_no_difference():
     )
     assert np.all(np.diag(other.tril) > 0)
     np.testing.assert_allclose(found[1].data_stddev, found[0].data_stddev, rtol=1e-2)
+
+
+def test_of_a_column_that_no_row_has_the_prior_alone_speaks():
+    """In coordinates of a pilot, too. Others are as they are without it."""
+    rng = np.random.default_rng(0)
+    information = np.diag([90.0, 60.0, 0.0, 80.0])
+    units = np.linalg.inv(np.linalg.cholesky(information + 30.0 * np.eye(4))).T
+    units = units @ np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    noise = 0.05
+    matrix = units.T @ information @ units + symmetric_noise(rng, 4, noise)
+    place, mean = np.array([0.3, -0.5, 2.0, 0.8]), np.zeros(4)
+    gradient = units.T @ (5.0 * rng.normal(size=4)) + 0.2 * rng.normal(size=4)
+
+    def posterior(of_columns: np.ndarray | None) -> VectorNormal:
+        found = normal_of(
+            Score(gradient, place, 0.2**2),
+            Information(matrix, noise),
+            gaussian_prior(mean, np.ones(4)),
+            VectorNormal(place, 0.1 * np.eye(4)),
+            np.ones(4),
+            units,
+            of_columns=of_columns,
+        )
+        assert found is not None
+        return found.normal
+
+    known, unknown = posterior(np.array([False, True, True, True])), posterior(None)
+    assert abs(known.loc[2]) < 0.3 < abs(unknown.loc[2])
+    assert known.stddev[2] > 0.9
+    others = [0, 1, 3]
+    np.testing.assert_allclose(known.loc[others], unknown.loc[others], atol=0.05)
+    np.testing.assert_allclose(known.stddev[others], unknown.stddev[others], rtol=0.1)

@@ -11,23 +11,23 @@ import pytest
 import numpyro_vips as nv
 from numpyro_vips.vips.m_step.absent_columns import (
     OwnInformation,
-    Release,
     own_information,
     with_absent_columns,
 )
+from numpyro_vips.vips.m_step.noisy_information import Information
 from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 from numpyro_vips.vips.units.frames import Frame
 
 
 def released(
     matrix: np.ndarray, stddev: float, rng: np.random.Generator, factor: float = 1.0
-) -> Release:
+) -> Information:
     """A matrix with noise of this size on the diagonal, and √2 smaller off it."""
     size = len(matrix)
     of_entries = np.where(np.eye(size) > 0, stddev, stddev / np.sqrt(2.0))
     noise = of_entries * rng.normal(size=(size, size))
     noise = np.triu(noise) + np.triu(noise, 1).T
-    return Release(factor * matrix + noise, of_entries)
+    return Information(factor * matrix + noise, of_entries)
 
 
 def curvature(rng: np.random.Generator, present: np.ndarray) -> np.ndarray:
@@ -36,7 +36,7 @@ def curvature(rng: np.random.Generator, present: np.ndarray) -> np.ndarray:
     return root @ root.T / 40.0
 
 
-def own(first: Release | None, last: Release, **options: Any) -> OwnInformation:
+def own(first: Information | None, last: Information, **options: Any) -> OwnInformation:
     """Of the coordinates themselves, with scores that have next to no noise."""
     size = len(last.matrix)
     return own_information(
@@ -102,7 +102,7 @@ def test_what_is_not_listed_is_more_probably_absent():
 
 def test_noise_in_scores_takes_of_what_an_entry_allows():
     """As λ²/(λ + V) for a known λ."""
-    last = Release(np.diag([50.0, 80.0]), np.full((2, 2), 1e-3))
+    last = Information(np.diag([50.0, 80.0]), np.full((2, 2), 1e-3))
     found = own_information(
         None,
         last,
@@ -115,7 +115,7 @@ def test_noise_in_scores_takes_of_what_an_entry_allows():
 
 
 def test_without_noise_nothing_is_made_of_it():
-    last = Release(np.diag([50.0, 0.0]), np.zeros((2, 2)))
+    last = Information(np.diag([50.0, 0.0]), np.zeros((2, 2)))
     found = own(None, last)
     assert np.all(found.precision == np.inf) and not found.absent.any()
 
