@@ -34,7 +34,7 @@ from numpyro_vips.dpvi.posterior.variational_newton import (
     VectorNormal,
     ascend,
 )
-from numpyro_vips.vips.m_step.absent_columns import own_information
+from numpyro_vips.vips.m_step.absent_columns import LIKELY, own_information
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     Spectrum,
@@ -48,10 +48,10 @@ from numpyro_vips.vips.m_step.noisy_information import (
 _POINTS = 64
 _CURVATURE_POINTS = 512
 _MOST_STEPS = 40
-# From which probability on a global is taken for one of which rows say nothing, and up
-# to which nothing is made of it. Where noise hides all information it is .14 for all.
-_LIKELY, _UNLIKELY = 0.5, 0.02
-# From which on iterates may have followed nothing but noise.
+# Up to which probability nothing is made of it that rows may say nothing of a global.
+_UNLIKELY = 0.02
+# From which on iterates may have followed nothing but noise. Where noise hides all
+# information it is .14 for all.
 _DOUBTFUL = 0.2
 
 
@@ -151,8 +151,8 @@ def normal_of(
             prior=prior_stddev[:num_read][of_columns] ** -2.0,
             variance=score.variance * np.sum(axes[:, of_columns] ** 2, axis=0),
         ).absent
-    score, information = _without(score, information, axes[:, absent > _LIKELY])
-    doubtful = (absent > _UNLIKELY) & (absent <= _LIKELY)
+    score, information = _without(score, information, axes[:, absent > LIKELY])
+    doubtful = (absent > _UNLIKELY) & (absent <= LIKELY)
     bases = int(np.clip(_CURVATURE_POINTS // (2 * size), 2, _POINTS))
     # The same draws in every fit: the posterior is a function of what was released.
     draws = Draws.of(np.random.default_rng(0), size, points=_POINTS, bases=bases)

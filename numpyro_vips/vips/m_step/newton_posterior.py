@@ -31,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int
 
+from numpyro_vips.vips.m_step.absent_columns import without_nothing
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     Spectrum,
@@ -43,9 +44,6 @@ from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 # What is expected of a direction is no less than that many standard deviations of the
 # noise in a coordinate's own entry.
 _LEAST_EXPECTED = 0.1
-
-# From which probability on a latent is taken for one of which no row says anything.
-_LIKELY = 0.5
 
 # Natural parameters of a Gaussian, with the batch axes of its factor in front.
 Natural = dict[str, Float64[np.ndarray, "..."]]
@@ -259,7 +257,40 @@ def _of_one(
     limit: float,
 ) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
     """Linear natural parameter and precision of one vector."""
-    target = _without_absent(target, centre)
+    found = without_nothing(target, centre)
+    posterior = _given(found.sure, centre, knows_noise, limit)
+    if found.all is not None:
+        without = _given(found.all, centre, knows_noise, limit)
+        posterior = posterior.mixed(without, found.chance)
+    precision = np.linalg.inv(posterior.covariance)
+    precision = 0.5 * (precision + precision.T)
+    return precision @ posterior.mean, precision
+
+
+class _Posterior(NamedTuple):
+    """Of one vector."""
+
+    mean: Float64[np.ndarray, " size"]
+    covariance: Float64[np.ndarray, "size size"]
+
+    def mixed(self, other: "_Posterior", chance: float) -> "_Posterior":
+        """The mean and the covariance of a mixture with another of that weight."""
+        away = other.mean - self.mean
+        return _Posterior(
+            self.mean + chance * away,
+            (1.0 - chance) * self.covariance
+            + chance * other.covariance
+            + chance * (1.0 - chance) * np.outer(away, away),
+        )
+
+
+def _given(
+    target: NewtonTarget,
+    centre: Float64[np.ndarray, " size"],
+    knows_noise: bool,
+    limit: float,
+) -> _Posterior:
+    """The posterior of one vector, given of which directions rows say nothing."""
     known = _known(target, knows_noise)
     read = known.read
     centre = _settled(target, centre, read)
@@ -268,30 +299,13 @@ def _of_one(
     away = known.away(known.slope + slope[read], limit)
     total[np.ix_(read, read)] += known.precision
     slope[read] += known.slope - away
-    if target.most_known is None:
-        return total @ centre + slope, total
-    return _as_they_may_be_absent(target, centre + np.linalg.solve(total, slope), total)
+    covariance = np.linalg.inv(total)
+    found = _Posterior(centre + covariance @ slope, covariance)
+    return found if target.most_known is None else _as_they_may_be_absent(target, found)
 
 
-def _without_absent(
-    target: NewtonTarget, centre: Float64[np.ndarray, " size"]
-) -> NewtonTarget:
-    """The target without what noise says of latents that are more probably absent."""
-    if target.absent is None or target.axes is None:
-        return target
-    absent = target.axes[:, target.absent > _LIKELY]
-    if not absent.shape[1]:
-        return target
-    known = absent if target.silent is None else np.hstack([target.silent, absent])
-    return target.with_silent(centre, np.linalg.qr(known)[0])
-
-
-def _as_they_may_be_absent(
-    target: NewtonTarget,
-    mean: Float64[np.ndarray, " size"],
-    precision: Float64[np.ndarray, "size size"],
-) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
-    """Linear natural parameter and precision, with what rows say at most of latents.
+def _as_they_may_be_absent(target: NewtonTarget, known: _Posterior) -> _Posterior:
+    """The posterior with what rows say at most of latents.
 
     Each latent has the mean of both cases, that rows say nothing of it and that they
     do, and no less than the variance of both. Others are left as they are: what is
@@ -299,20 +313,19 @@ def _as_they_may_be_absent(
 
     Args:
       target: What was released.
-      mean, precision: Of the posterior if no latent is absent.
+      known: The posterior if no latent is absent.
     """
-    axes, absent = target.axes, target.absent
+    axes, absent, mean = target.axes, target.absent, known.mean
     assert axes is not None and absent is not None and target.most_known is not None
     prior = np.linalg.solve(target.prior_precision, target.prior_linear)
-    away = np.linalg.solve(axes, mean - prior)
     back = np.linalg.inv(axes)
-    variance = np.diag(back @ np.linalg.inv(precision) @ back.T)
+    away, variance = back @ (mean - prior), np.diag(back @ known.covariance @ back.T)
     own = np.sum(axes * (target.prior_precision @ axes), axis=0)
     wider = 1.0 / (own + target.most_known) + absent * (1.0 - absent) * away**2
     added = np.maximum(wider - variance, 0.0)
-    total = np.linalg.inv(np.linalg.inv(precision) + (axes * added) @ axes.T)
-    total = 0.5 * (total + total.T)
-    return total @ (mean - axes @ (absent * away)), total
+    return _Posterior(
+        mean - axes @ (absent * away), known.covariance + (axes * added) @ axes.T
+    )
 
 
 def _settled(

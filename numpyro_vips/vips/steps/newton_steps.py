@@ -54,6 +54,8 @@ class NewtonTarget(NamedTuple):
       expected: What the rows' information is expected to be, up to a factor; None if
         nothing is.
       expected_there: The same where it was released.
+      first, first_noise: The rows' information at zero, as it was released, and the
+        noise in it; None if that is `curvature`, or not looked at.
       axes: The directions in which each latent of the model moves alone, as columns.
       most_known: The precision that rows add to the prior's of a latent at most; see
         `absent_columns`. None if nothing is known of it.
@@ -71,6 +73,8 @@ class NewtonTarget(NamedTuple):
     silent: Float64[np.ndarray, "size directions"] | None = None
     expected: Float64[np.ndarray, "..."] | None = None
     expected_there: Float64[np.ndarray, "..."] | None = None
+    first: Float64[np.ndarray, "..."] | None = None
+    first_noise: Float64[np.ndarray, "..."] | None = None
     axes: Float64[np.ndarray, "..."] | None = None
     most_known: Float64[np.ndarray, "..."] | None = None
     absent: Float64[np.ndarray, "..."] | None = None
