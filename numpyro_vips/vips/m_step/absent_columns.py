@@ -92,7 +92,7 @@ def with_absent_columns(
     first: Release | None,
     frame: Frame | None,
     *,
-    intercepts: tuple[int, ...],
+    intercept: int | None,
     unlisted: Bool[np.ndarray, " size"] | None,
 ) -> NewtonTarget:
     """A target that knows what rows can say at most of each latent of the model.
@@ -101,7 +101,7 @@ def with_absent_columns(
       target: What was released of a factor.
       first: The curvature at coefficients of zero; None where it is the target's.
       frame: The coordinates of both; None where they are the model's.
-      intercepts: Coordinates that every row has.
+      intercept: A coordinate that every row has; None if there is none.
       unlisted: Which coordinates are of categories that a schema does not list, and
         mostly no row has; None if none is.
     """
@@ -113,7 +113,7 @@ def with_absent_columns(
     for index in np.ndindex(*shape[:-2]):
         one = target.at(index)
         read = np.flatnonzero(one.noise_stddev > 0)
-        chosen = np.setdiff1d(read, intercepts)
+        chosen = read[read != intercept]
         mine = axes[index][:, chosen]
         found = own_information(
             None if first is None else first.at(index),

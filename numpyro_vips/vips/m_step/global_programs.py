@@ -230,7 +230,7 @@ class GlobalPrograms:
                 target,
                 None if _is_last(state) else first.get(name),
                 frames.get(name),
-                intercepts=self._intercepts(name),
+                intercept=self._intercept(name),
                 unlisted=self.program.unlisted.get(name),
             )
         return found
@@ -251,8 +251,13 @@ class GlobalPrograms:
             num_rows=state.valid_rows.number,
         )
 
+    def _intercept(self, name: str) -> int | None:
+        """The coordinate of a factor that every row has one of, times 1."""
+        found = self._intercepts(name)
+        return found[0] if len(found) == 1 else None
+
     def _intercepts(self, name: str) -> tuple[int, ...]:
-        """The coordinates of a factor that every row has one of, times 1."""
+        """The coordinates of a factor of which every row has one, times 1."""
         features = self.program.features.get(name)
         return () if features is None else features.constant
 

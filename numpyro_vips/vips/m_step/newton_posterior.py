@@ -308,23 +308,29 @@ def _as_they_may_be_absent(target: NewtonTarget, known: _Posterior) -> _Posterio
     """The posterior with what rows say at most of latents.
 
     Each latent has the mean of both cases, that rows say nothing of it and that they
-    do, and no less than the variance of both. Others are left as they are: what is
-    taken off a matrix in one direction would be a ridge in those that go with it.
+    do, and no less than the variance of both. If they say nothing it is as the prior
+    has it given the others. Those are left as they are: what is taken off a matrix in
+    one direction would be a ridge in those that go with it.
 
     Args:
       target: What was released.
       known: The posterior if no latent is absent.
     """
-    axes, absent, mean = target.axes, target.absent, known.mean
+    axes, absent = target.axes, target.absent
     assert axes is not None and absent is not None and target.most_known is not None
-    prior = np.linalg.solve(target.prior_precision, target.prior_linear)
-    back = np.linalg.inv(axes)
-    away, variance = back @ (mean - prior), np.diag(back @ known.covariance @ back.T)
-    own = np.sum(axes * (target.prior_precision @ axes), axis=0)
-    wider = 1.0 / (own + target.most_known) + absent * (1.0 - absent) * away**2
-    added = np.maximum(wider - variance, 0.0)
+    slope = target.prior_precision @ known.mean - target.prior_linear
+    prior, back = axes.T @ target.prior_precision @ axes, np.linalg.inv(axes)
+    own, covariance = np.diag(prior), back @ known.covariance @ back.T
+    away = axes.T @ slope / own
+    # What the prior has of a latent for one more of each other one.
+    of_others = np.eye(len(own)) - prior / own[:, None]
+    of_prior = np.sum((of_others @ covariance) * of_others, axis=1)
+    wider = 1.0 / (own + target.most_known) + absent * of_prior
+    wider += absent * (1.0 - absent) * away**2
+    added = np.maximum(wider - np.diag(covariance), 0.0)
     return _Posterior(
-        mean - axes @ (absent * away), known.covariance + (axes * added) @ axes.T
+        known.mean - axes @ (absent * away),
+        known.covariance + (axes * added) @ axes.T,
     )
 
 

@@ -138,7 +138,7 @@ def test_the_coordinates_are_those_of_the_model():
         prior_linear=np.zeros(5),
         prior_precision=np.eye(5),
     )
-    found = with_absent_columns(target, None, frame, intercepts=(0,), unlisted=None)
+    found = with_absent_columns(target, None, frame, intercept=0, unlisted=None)
     assert found.absent is not None and found.axes is not None
     np.testing.assert_allclose(turn @ found.axes, np.eye(5), atol=1e-9)
     assert found.absent[0] == 0.0

@@ -336,3 +336,38 @@ def test_what_rows_may_have_is_between():
         assert mean[0] == pytest.approx(means[0][0], rel=1e-6)
         assert covariance[0, 0] == pytest.approx(covariances[0][0, 0], rel=1e-6)
         assert covariance[0, 1] == pytest.approx(covariances[0][0, 1], rel=1e-6)
+
+
+def test_an_effect_of_a_group_without_rows_follows_the_mean_of_effects():
+    """Not the prior's own mean, which is zero for all of them."""
+    tau, size = 0.5, 5
+    prior = np.diag([1e-4, *[tau**-2.0] * (size - 1)])
+    prior[0, 0] += (size - 1) * tau**-2.0
+    prior[0, 1:] = prior[1:, 0] = -(tau**-2.0)
+    information = np.diag([0.0, 900.0, 800.0, 850.0, 3.0])
+    noise = np.where(np.eye(size) > 0, 5.0, 0.0)
+    noise[0, 0] = 0.0
+    stddev = np.array([0.0, 4.0, 4.0, 4.0, 4.0])
+    target = NewtonTarget(
+        mean=np.zeros(size),
+        covariance=np.eye(size),
+        residual=np.zeros(size),
+        noise_stddev=stddev,
+        curvature=information,
+        curvature_noise=noise,
+        prior_linear=np.zeros(size),
+        prior_precision=prior,
+        axes=np.eye(size),
+    )
+    centre = np.array([0.0, 3.0, 3.2, 2.8, 1.0])
+    for chance in (0.4, 0.9):
+        absent = target._replace(
+            absent=np.array([0.0, 0.0, 0.0, 0.0, chance]),
+            most_known=np.array([np.inf] * 4 + [0.1]),
+        )
+        found = natural_under_noise(absent, centre, knows_noise=True)
+        covariance = np.linalg.inv(-2.0 * found["xx"])
+        mean, widths = covariance @ found["x"], np.sqrt(np.diag(covariance))
+        assert abs(mean[4] - 3.0) < (0.9 if chance < 0.5 else 0.1)
+        assert widths[4] > 0.95 * np.hypot(tau, 0.9 * chance * widths[0])
+        np.testing.assert_allclose(mean[1:4], [3.0, 3.2, 2.8], atol=0.05)
