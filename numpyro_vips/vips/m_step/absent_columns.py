@@ -9,11 +9,6 @@ curvature is all that rows can say of it, whatever the others are.
 Entries are compared in standard deviations of their noise: each is zero, or alike with
 others; see `hidden_eigenvalues`. Rows are asked for their curvature at zero, and again
 where the coefficients have come to. What was found at zero counts, too.
-
-Rows may also say nothing of a sum, as of an intercept less the coefficients of
-indicators for all categories. In which directions there may be nothing is seen in the
-first release, and whether there is nothing in the last one: its noise is another, so
-that a direction that noise has chosen shows as one of which rows say something.
 """
 
 from typing import NamedTuple
@@ -31,21 +26,13 @@ from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 from numpyro_vips.vips.units.frames import Frame
 
 # How probable it is beforehand that a column is zero in all rows: one of these.
-_ABSENT = np.array([0.01, 0.1, 0.3])
+ABSENT = np.array([0.01, 0.1, 0.3])
 # By how much the odds are larger for what a schema does not list.
 _UNLISTED = 10.0
 # What is more probable than this is taken for true.
 LIKELY = 0.5
-# From which probability on a column may be absent, so that it is no part of others.
-_DOUBTFUL = 0.05
-# Up to which probability nothing is made of it that rows may say nothing of a sum.
-_UNLIKELY = 0.1
-# Up to how many standard deviations of its noise an eigenvalue may be one of nothing.
-_MOST_OF_NOTHING = 3.0
 # The least mean of the entries that is thought of, in standard deviations of the noise.
-_LEAST_MEAN = 0.05
-# What is left of a direction that is another one, by rounding.
-_ROUNDING = 1e-9
+LEAST_MEAN = 0.05
 # The least that is left of a curvature on the way from zero: the release at zero is no
 # evidence of what is not there at all.
 _LEAST_LEFT = 0.01
@@ -80,7 +67,7 @@ class OwnInformation(NamedTuple):
     absent: Float64[np.ndarray, " chosen"]
 
 
-class _Entries(NamedTuple):
+class OwnEntries(NamedTuple):
     """What was released of each coordinate's own entry, and the noise in it."""
 
     values: Float64[np.ndarray, " chosen"]
@@ -130,63 +117,6 @@ def with_absent_columns(
     return found._replace(first=first.matrix, first_noise=first.noise_stddev)
 
 
-class WithoutNothing(NamedTuple):
-    """The target of one vector, without what noise says along some directions.
-
-    Attributes:
-      sure: Without those of which rows probably say nothing.
-      all: Without those of which it is doubtful, too; None if there are none.
-      chance: How probable it is that rows say nothing of these.
-    """
-
-    sure: NewtonTarget
-    all: NewtonTarget | None = None
-    chance: float = 0.0
-
-
-def without_nothing(
-    target: NewtonTarget, centre: Float64[np.ndarray, " size"]
-) -> WithoutNothing:
-    """The target of one vector, without what noise says of absent columns, and of
-    directions of which rows say nothing.
-
-    Args:
-      target: See `with_absent_columns`.
-      centre: See `NewtonTarget.with_silent`.
-    """
-    axes, absent = target.axes, target.absent
-    if axes is None or absent is None:
-        return WithoutNothing(target)
-
-    def silenced(
-        directions: Float64[np.ndarray, "size directions"],
-    ) -> NewtonTarget:
-        if not directions.shape[1]:
-            return target
-        if target.silent is not None:
-            directions = np.hstack([target.silent, directions])
-        return target.with_silent(centre, np.linalg.qr(directions)[0])
-
-    found = axes[:, absent > LIKELY]
-    if target.first is None or target.first_noise is None:
-        return WithoutNothing(silenced(found))
-    doubtful = axes[:, absent > _DOUBTFUL]
-    if target.silent is not None:
-        doubtful = np.hstack([target.silent, doubtful])
-    others = directions_of_nothing(
-        Information(target.first, target.first_noise),
-        Information(target.curvature, target.curvature_noise),
-        doubtful,
-    )
-    is_sure = others.chances > LIKELY
-    found = np.hstack([found, others.directions[:, is_sure]])
-    sure, chances = silenced(found), others.chances[~is_sure]
-    if not len(chances):
-        return WithoutNothing(sure)
-    found = np.hstack([found, others.directions[:, ~is_sure]])
-    return WithoutNothing(sure, silenced(found), float(np.mean(chances)))
-
-
 def own_information(
     first: Information | None,
     last: Information,
@@ -206,19 +136,19 @@ def own_information(
       variance: Of the noise in the score along each.
       unlisted: See `with_absent_columns`.
     """
-    entries, number = _own(last, axes), axes.shape[1]
+    entries, number = own_entries(last, axes), axes.shape[1]
     if not number or not np.all(entries.stddev > 0):
         return OwnInformation(np.full(number, np.inf), np.zeros(number))
     if first is not None:
-        entries = _together(_own(first, axes), entries)
+        entries = _together(own_entries(first, axes), entries)
     odds = np.ones(number)
     if unlisted is not None:
         odds[unlisted] = _UNLISTED
-    odds = odds * (_ABSENT / (1.0 - _ABSENT))[:, None]
+    odds = odds * (ABSENT / (1.0 - ABSENT))[:, None]
     hidden = hidden_eigenvalues(
         np.ascontiguousarray(entries.values / entries.stddev),
         np.ones(number),
-        least=_LEAST_MEAN,
+        least=LEAST_MEAN,
         chances=tuple(tuple(of_set) for of_set in (odds / (1.0 + odds)).tolist()),
     )
     known = known_precision(entries.stddev[:, None] * hidden.values, variance[:, None])
@@ -228,12 +158,15 @@ def own_information(
     return OwnInformation(np.maximum(1.0 / mixed - prior, 0.0), hidden.nothing)
 
 
-def _own(release: Information, axes: Float64[np.ndarray, "size chosen"]) -> _Entries:
+def own_entries(
+    release: Information, axes: Float64[np.ndarray, "size chosen"]
+) -> OwnEntries:
+    """The quadratic forms of a release along axes, and their noise."""
     values = np.sum(axes * (release.matrix @ axes), axis=0)
-    return _Entries(values, np.sqrt(2.0 * np.diag(release.noise_between(axes))))
+    return OwnEntries(values, np.sqrt(2.0 * np.diag(release.noise_between(axes))))
 
 
-def _together(first: _Entries, last: _Entries) -> _Entries:
+def _together(first: OwnEntries, last: OwnEntries) -> OwnEntries:
     """Entries of the last release, of which the first says something as well.
 
     The first has more of each by a factor that is about the same for all.
@@ -245,55 +178,4 @@ def _together(first: _Entries, last: _Entries) -> _Entries:
     of_first = (left * first.stddev) ** -2.0
     total = of_first + precision
     mean = (of_first * left * first.values + precision * last.values) / total
-    return _Entries(mean, total**-0.5)
-
-
-class Nothing(NamedTuple):
-    """Directions of which rows may say nothing.
-
-    Attributes:
-      directions: They, as columns.
-      chances: How probable it is that rows say nothing of each.
-    """
-
-    directions: Float64[np.ndarray, "size directions"]
-    chances: Float64[np.ndarray, " directions"]
-
-
-def directions_of_nothing(
-    first: Information,
-    last: Information,
-    known: Float64[np.ndarray, "size known"],
-) -> Nothing:
-    """Other directions of which rows may say nothing, by more than a small chance.
-
-    Args:
-      first: The curvature at coefficients of zero.
-      last: That of another release.
-      known: Directions that do not count, as it is known or doubtful whether rows say
-        anything of them.
-    """
-    stddev = np.sqrt(np.diag(np.asarray(last.noise_stddev)))
-    read = np.flatnonzero(stddev > 0)
-    unit = stddev[read, None]
-    # Orthonormal in units in which noise is alike along all coordinates.
-    basis, sizes, _ = np.linalg.svd(unit * known[read])
-    basis = basis[:, np.count_nonzero(sizes > _ROUNDING) :]
-    if not basis.shape[1]:
-        return Nothing(np.zeros((len(stddev), 0)), np.zeros(0))
-    there = first.matrix[np.ix_(read, read)] / (unit * unit.T)
-    _, axes = np.linalg.eigh(basis.T @ there @ basis)
-    directions = np.zeros((len(stddev), basis.shape[1]))
-    directions[read] = (basis @ axes) / unit
-    at_first, at_last = _own(first, directions), _own(last, directions)
-    if not np.all(at_last.stddev > 0):
-        return Nothing(directions[:, :0], np.zeros(0))
-    is_low = np.abs(at_first.values) < _MOST_OF_NOTHING * at_first.stddev
-    hidden = hidden_eigenvalues(
-        np.ascontiguousarray(at_last.values / at_last.stddev),
-        np.ones(len(is_low)),
-        least=_LEAST_MEAN,
-        chances=tuple((chance,) for chance in _ABSENT.tolist()),
-    )
-    chosen = is_low & (hidden.nothing > _UNLIKELY)
-    return Nothing(directions[:, chosen], hidden.nothing[chosen])
+    return OwnEntries(mean, total**-0.5)

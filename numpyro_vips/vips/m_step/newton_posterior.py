@@ -31,7 +31,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int
 
-from numpyro_vips.vips.m_step.absent_columns import without_nothing
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     Spectrum,
@@ -39,6 +38,7 @@ from numpyro_vips.vips.m_step.noisy_information import (
     share_from_rows,
     share_known,
 )
+from numpyro_vips.vips.m_step.unseen_sums import without_nothing
 from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 
 # What is expected of a direction is no less than that many standard deviations of the

@@ -7,28 +7,17 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _symmetric_noise import noisy_information
 
 import numpyro_vips as nv
 from numpyro_vips.vips.m_step.absent_columns import (
     OwnInformation,
-    directions_of_nothing,
     own_information,
     with_absent_columns,
 )
 from numpyro_vips.vips.m_step.noisy_information import Information
 from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 from numpyro_vips.vips.units.frames import Frame
-
-
-def released(
-    matrix: np.ndarray, stddev: float, rng: np.random.Generator, factor: float = 1.0
-) -> Information:
-    """A matrix with noise of this size on the diagonal, and √2 smaller off it."""
-    size = len(matrix)
-    of_entries = np.where(np.eye(size) > 0, stddev, stddev / np.sqrt(2.0))
-    noise = of_entries * rng.normal(size=(size, size))
-    noise = np.triu(noise) + np.triu(noise, 1).T
-    return Information(factor * matrix + noise, of_entries)
 
 
 def curvature(rng: np.random.Generator, present: np.ndarray) -> np.ndarray:
@@ -56,7 +45,7 @@ def test_absent_columns_are_told_from_others():
     chances, most, absent = [], [], []
     for _ in range(100):
         present = rng.random(8) > 0.3
-        found = own(None, released(curvature(rng, present), 0.25, rng))
+        found = own(None, noisy_information(curvature(rng, present), 0.25, rng))
         chances.append(found.absent)
         most.append(found.precision)
         absent.append(~present)
@@ -72,7 +61,7 @@ def test_absent_columns_are_told_from_others():
 def test_columns_that_noise_hides_alike_are_not_taken_for_absent():
     rng = np.random.default_rng(1)
     found = [
-        own(None, released(curvature(rng, np.ones(20)), 0.7, rng)).absent
+        own(None, noisy_information(curvature(rng, np.ones(20)), 0.7, rng)).absent
         for _ in range(20)
     ]
     assert np.mean(found) < 0.05
@@ -85,7 +74,7 @@ def test_both_releases_count():
     for _ in range(50):
         matrix = curvature(rng, np.arange(6) > 0)
         first, last = (
-            released(matrix, 1.0, rng, factor=factor) for factor in (5.0, 1.5)
+            noisy_information(matrix, 1.0, rng, factor=factor) for factor in (5.0, 1.5)
         )
         alone.append(own(None, last).absent)
         together.append(own(first, last).absent)
@@ -95,7 +84,7 @@ def test_both_releases_count():
 
 def test_what_is_not_listed_is_more_probably_absent():
     rng = np.random.default_rng(3)
-    last = released(curvature(rng, np.array([0, 0, 1, 1, 1, 1])), 0.5, rng)
+    last = noisy_information(curvature(rng, np.array([0, 0, 1, 1, 1, 1])), 0.5, rng)
     plain = own(None, last).absent
     unlisted = own(None, last, unlisted=np.arange(6) == 0).absent
     assert 0.0 < plain[0] < unlisted[0] < 1.0
@@ -127,7 +116,7 @@ def test_the_coordinates_are_those_of_the_model():
     matrix = np.diag([400.0, 0.0, 300.0, 500.0, 350.0])
     turn = rng.normal(size=(5, 5))
     frame = Frame.of(np.zeros(5), turn)
-    last = released(turn.T @ matrix @ turn, 5.0, rng)
+    last = noisy_information(turn.T @ matrix @ turn, 5.0, rng)
     target = NewtonTarget(
         mean=np.zeros(5),
         covariance=np.eye(5),
@@ -145,62 +134,6 @@ def test_the_coordinates_are_those_of_the_model():
     assert found.absent[1] > 0.3 and found.absent[2:].max() < 0.02
     assert found.most_known is not None
     assert found.most_known[0] == np.inf and found.most_known[2:].min() > 10.0
-
-
-def silent_basis(size: int) -> np.ndarray:
-    """Of an intercept and indicators of all categories, and numbers beside them."""
-    found = np.zeros((size, 1))
-    found[:4, 0] = [1.0, -1.0, -1.0, -1.0]
-    return found / 2.0
-
-
-def test_sums_of_which_rows_say_nothing_are_found():
-    rng = np.random.default_rng(6)
-    silent, cosines, others = silent_basis(6), [], 0
-    for _ in range(30):
-        root = rng.normal(size=(6, 60))
-        root -= silent @ (silent.T @ root)
-        matrix = root @ root.T
-        first, last = (
-            released(matrix, 8.0, rng, factor=factor) for factor in (2.0, 1.0)
-        )
-        directions, chances = directions_of_nothing(first, last, np.zeros((6, 0)))
-        likely = directions[:, chances > 0.5]
-        others += max(likely.shape[1] - 1, 0)
-        if likely.shape[1]:
-            basis = np.linalg.qr(likely)[0]
-            cosines.append(np.linalg.norm(basis.T @ silent))
-    assert len(cosines) > 20 and min(cosines) > 0.95 and others < 3
-
-
-def test_noise_does_not_find_any():
-    """It moves the least eigenvalue of one release down; the other has its own."""
-    rng, found = np.random.default_rng(7), 0
-    for _ in range(30):
-        root = rng.normal(size=(6, 60))
-        first, last = (released(root @ root.T, 15.0, rng) for _ in range(2))
-        chances = directions_of_nothing(first, last, np.zeros((6, 0))).chances
-        found += np.count_nonzero(chances > 0.5)
-    assert found <= 2
-
-
-def test_what_is_known_is_not_looked_at():
-    """Nor coordinates that no row reads."""
-    rng, silent = np.random.default_rng(8), silent_basis(7)
-    root = rng.normal(size=(7, 60))
-    root -= silent @ (silent.T @ root)
-    root[6] = 0.0
-    stddev = np.where(np.eye(7) > 0, 8.0, 5.6)
-    stddev[6], stddev[:, 6] = 0.0, 0.0
-    first, last = (
-        Information(
-            np.where(stddev > 0, released(matrix, 8.0, rng).matrix, 0.0), stddev
-        )
-        for matrix in (2.0 * root @ root.T, root @ root.T)
-    )
-    assert len(directions_of_nothing(first, last, np.zeros((7, 0))).chances) == 1
-    assert not len(directions_of_nothing(first, last, silent).chances)
-    assert not len(directions_of_nothing(first, last, np.eye(7)).chances)
 
 
 def model(X: Any, y: Any = None) -> None:
@@ -243,31 +176,3 @@ def test_of_a_column_of_zeros_the_prior_alone_speaks(is_encoded: bool) -> None:
     others = np.arange(4) != zeros
     assert np.mean(np.abs(errors[:, others] / widths[:, others]) < 1.645) > 0.75
     assert np.sqrt(np.mean(errors[:, others] ** 2)) < 0.35
-
-
-@pytest.mark.thorough
-def test_indicators_of_all_categories_leave_a_sum_to_the_prior() -> None:
-    """As plain arrays, of which no schema says that they add up to one."""
-    rng = np.random.default_rng(1)
-    codes = rng.integers(0, 3, 5000)
-    X = np.c_[np.eye(3)[codes], rng.normal(size=5000)].astype(np.float32)
-    w, intercepts, differences = np.array([0.8, -0.5, 0.2, 1.0]), [], []
-    for seed in range(6):
-        y = rng.random(5000) < 1.0 / (1.0 + np.exp(-(0.3 + X @ w)))
-        vi = nv.PrivateVI(
-            nv.private(model, unit="people"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            insecure_seed=seed,
-            progress_bar=False,
-        )
-        result = vi.run(jax.random.key(seed), X, y.astype(np.int32))
-        draws = result.sample_posterior(jax.random.key(1), (2000,))
-        drawn = np.asarray(draws["w"])
-        intercepts.append((np.mean(draws["b"]), np.std(draws["b"])))
-        differences.append(drawn[:, 0].mean() - drawn[:, 1].mean())
-    means, stddevs = np.asarray(intercepts).T
-    # Rows know b + w_k, which are 1.1, -0.2 and 0.5. Given these b is as in the prior.
-    precision = 1.0 / 4.0 + 3.0
-    assert np.abs(means - (1.1 - 0.2 + 0.5) / precision).mean() < 0.35
-    assert stddevs.mean() == pytest.approx(precision**-0.5, rel=0.25)
-    assert np.abs(np.asarray(differences) - 1.3).mean() < 0.3

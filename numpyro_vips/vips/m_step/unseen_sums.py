@@ -1,0 +1,140 @@
+"""Sums of coefficients of which rows say nothing, as noisy curvatures show them.
+
+Indicators of all categories add up to one, as an intercept does: rows say nothing of
+the intercept less their coefficients. In which directions there may be nothing is seen
+in the first release of the curvature, and whether there is nothing in the last one. Its
+noise is another, so that a direction that noise has chosen shows as one of which rows
+say something. Columns that no row has are looked for before; see `absent_columns`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from numpyro_vips.vips.m_step.absent_columns import (
+    ABSENT,
+    LEAST_MEAN,
+    LIKELY,
+    own_entries,
+)
+from numpyro_vips.vips.m_step.hidden_eigenvalues import hidden_eigenvalues
+from numpyro_vips.vips.m_step.noisy_information import Information
+from numpyro_vips.vips.steps.newton_steps import NewtonTarget
+
+# From which probability on a column may be absent, so that it is no part of others.
+_DOUBTFUL = 0.05
+# Up to which probability nothing is made of it that rows may say nothing of a sum.
+_UNLIKELY = 0.1
+# Up to how many standard deviations of its noise an eigenvalue may be one of nothing.
+_MOST_OF_NOTHING = 3.0
+# What is left of a direction that is another one, by rounding.
+_ROUNDING = 1e-9
+
+
+class WithoutNothing(NamedTuple):
+    """The target of one vector, without what noise says along some directions.
+
+    Attributes:
+      sure: Without those of which rows probably say nothing.
+      all: Without those of which it is doubtful, too; None if there are none.
+      chance: How probable it is that rows say nothing of these.
+    """
+
+    sure: NewtonTarget
+    all: NewtonTarget | None = None
+    chance: float = 0.0
+
+
+def without_nothing(
+    target: NewtonTarget, centre: Float64[np.ndarray, " size"]
+) -> WithoutNothing:
+    """The target of one vector, without what noise says of absent columns, and of
+    directions of which rows say nothing.
+
+    Args:
+      target: See `with_absent_columns`.
+      centre: See `NewtonTarget.with_silent`.
+    """
+    axes, absent = target.axes, target.absent
+    if axes is None or absent is None:
+        return WithoutNothing(target)
+
+    def silenced(
+        directions: Float64[np.ndarray, "size directions"],
+    ) -> NewtonTarget:
+        if not directions.shape[1]:
+            return target
+        if target.silent is not None:
+            directions = np.hstack([target.silent, directions])
+        return target.with_silent(centre, np.linalg.qr(directions)[0])
+
+    found = axes[:, absent > LIKELY]
+    if target.first is None or target.first_noise is None:
+        return WithoutNothing(silenced(found))
+    doubtful = axes[:, absent > _DOUBTFUL]
+    if target.silent is not None:
+        doubtful = np.hstack([target.silent, doubtful])
+    others = directions_of_nothing(
+        Information(target.first, target.first_noise),
+        Information(target.curvature, target.curvature_noise),
+        doubtful,
+    )
+    is_sure = others.chances > LIKELY
+    found = np.hstack([found, others.directions[:, is_sure]])
+    sure, chances = silenced(found), others.chances[~is_sure]
+    if not len(chances):
+        return WithoutNothing(sure)
+    found = np.hstack([found, others.directions[:, ~is_sure]])
+    return WithoutNothing(sure, silenced(found), float(np.mean(chances)))
+
+
+class Nothing(NamedTuple):
+    """Directions of which rows may say nothing.
+
+    Attributes:
+      directions: They, as columns.
+      chances: How probable it is that rows say nothing of each.
+    """
+
+    directions: Float64[np.ndarray, "size directions"]
+    chances: Float64[np.ndarray, " directions"]
+
+
+def directions_of_nothing(
+    first: Information,
+    last: Information,
+    known: Float64[np.ndarray, "size known"],
+) -> Nothing:
+    """Other directions of which rows may say nothing, by more than a small chance.
+
+    Args:
+      first: The curvature at coefficients of zero.
+      last: That of another release.
+      known: Directions that do not count, as it is known or doubtful whether rows say
+        anything of them.
+    """
+    stddev = np.sqrt(np.diag(np.asarray(last.noise_stddev)))
+    read = np.flatnonzero(stddev > 0)
+    unit = stddev[read, None]
+    # Orthonormal in units in which noise is alike along all coordinates.
+    basis, sizes, _ = np.linalg.svd(unit * known[read])
+    basis = basis[:, np.count_nonzero(sizes > _ROUNDING) :]
+    if not basis.shape[1]:
+        return Nothing(np.zeros((len(stddev), 0)), np.zeros(0))
+    there = first.matrix[np.ix_(read, read)] / (unit * unit.T)
+    _, axes = np.linalg.eigh(basis.T @ there @ basis)
+    directions = np.zeros((len(stddev), basis.shape[1]))
+    directions[read] = (basis @ axes) / unit
+    at_first, at_last = own_entries(first, directions), own_entries(last, directions)
+    if not np.all(at_last.stddev > 0):
+        return Nothing(directions[:, :0], np.zeros(0))
+    is_low = np.abs(at_first.values) < _MOST_OF_NOTHING * at_first.stddev
+    hidden = hidden_eigenvalues(
+        np.ascontiguousarray(at_last.values / at_last.stddev),
+        np.ones(len(is_low)),
+        least=LEAST_MEAN,
+        chances=tuple((chance,) for chance in ABSENT.tolist()),
+    )
+    chosen = is_low & (hidden.nothing > _UNLIKELY)
+    return Nothing(directions[:, chosen], hidden.nothing[chosen])
