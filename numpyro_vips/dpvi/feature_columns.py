@@ -52,6 +52,8 @@ class FeatureColumns:
         vector of those that rows depend on.
       of_columns: Which of these globals stand before numbers of rows: real ones whose
         features rows may have or not. A row may be of one group or another, too.
+      of_predictors: Which of them are real ones that linear predictors add, these and
+        intercepts.
       of_row: The program of one row, of the place of all globals, by name, and of the
         row: the absolute value of its entry in every column.
     """
@@ -81,14 +83,17 @@ class FeatureColumns:
         features = jax.make_jaxpr(self._features)(place, row)
         self.groups: tuple[np.ndarray, ...] = ()
         self.of_columns = np.zeros(read.size, bool)
+        self.of_predictors = np.zeros(read.size, bool)
         known = []
         used = _rows_used(features, rows)
         tried = _tried(features, place, rows) if used else np.zeros((0, read.size))
         owners = _owners(read)
         are_real = {site.name: site.is_real for site in read.sites}
         if len(tried):
-            varies = np.ptp(tried, axis=0) > _ROUNDING * np.max(tried, axis=0)
-            self.of_columns = varies & [are_real[owner] for owner in owners]
+            largest = np.max(tried, axis=0)
+            self.of_predictors = (largest > 0) & [are_real[owner] for owner in owners]
+            varies = np.ptp(tried, axis=0) > _ROUNDING * largest
+            self.of_columns = varies & self.of_predictors
         if any(rows[name].dtype.kind != "b" and name not in encoded for name in used):
             for group, sizes in _grouped(tried, owners):
                 if len(sizes) and np.ptp(sizes) > _ROUNDING * np.max(sizes):

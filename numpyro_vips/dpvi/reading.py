@@ -213,6 +213,7 @@ def _noise_aware_normal(
             _variance_per_slope(compiled, state),
             start,
             state.coordinates,
+            state.second,
         )
     except np.linalg.LinAlgError:
         return None

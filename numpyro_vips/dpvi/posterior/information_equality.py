@@ -49,6 +49,20 @@ class SecondMoments(NamedTuple):
     units: Units
     place: Float64[np.ndarray, " read"]
 
+    def turned(self, units: Units) -> Information:
+        """The moments in other coordinates, with these units.
+
+        Noise is known to have no part along silent directions in either.
+        """
+        turn = np.linalg.solve(
+            np.asarray(self.units, np.float64), np.asarray(units, np.float64)
+        )
+        return Information(
+            turn.T @ self.moments.matrix @ turn,
+            self.moments.noise_stddev,
+            coordinates=turn,
+        )
+
 
 class Excess(NamedTuple):
     """How much more rows vary than the model says.

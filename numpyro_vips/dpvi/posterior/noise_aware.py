@@ -18,6 +18,7 @@ from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates
 from numpyro_vips.dpvi.gradients.silent_directions import SilentDirections
 from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
+from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.row_information import Point, RowInformation
 from numpyro_vips.dpvi.posterior.score_likelihood import (
     NoiseAwareNormal,
@@ -98,6 +99,7 @@ class NoiseAware:
         prior_stddev: Float64[np.ndarray, " size"],
         silent: SilentDirections,
         of_columns: Bool[np.ndarray, " read"],
+        of_predictors: Bool[np.ndarray, " read"],
     ) -> None:
         """Traces nothing yet.
 
@@ -109,13 +111,15 @@ class NoiseAware:
           silent: What no row says anything of.
           of_columns: Which of the globals that rows depend on are coefficients of
             columns, of which rows may say nothing; see `FeatureColumns`.
+          of_predictors: Which of them stand in linear predictors, so that rows may say
+            nothing of a sum of them.
         """
         self.silent, self.turning = silent
         self.information = information
         self.second_moments = information.second_moments(SECOND_MOMENTS)
         self._space = space
         self._prior_stddev = prior_stddev
-        self._of_columns = of_columns
+        self._of_columns, self._of_predictors = of_columns, of_predictors
         self.num_read, _ = information.block.shape
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
         # Of the last releases that were asked for, as a posterior and what is known of
@@ -143,6 +147,7 @@ class NoiseAware:
         variance_per_slope: float | None,
         start: VectorNormal,
         coordinates: GradientCoordinates | None,
+        second: SecondMoments | None,
     ) -> NoiseAwareNormal | None:
         """The posterior on the unconstrained space; None if it, what was released, or
         the prior at the start is not finite.
@@ -155,8 +160,9 @@ class NoiseAware:
           start: Where to look for it first.
           coordinates: Those of the gradients and of the information; None for the
             globals' own.
+          second: What the last pilot has released; None if there was none.
         """
-        last, asked = self._last, (score, information, coordinates)
+        last, asked = self._last, (score, information, coordinates, second)
         # Another fit may replace it meanwhile.
         if (
             last is not None
@@ -183,6 +189,10 @@ class NoiseAware:
             self._prior_stddev,
             None if coordinates is None else coordinates.of_all(self._space.size),
             of_columns=self._of_columns,
+            of_predictors=self._of_predictors,
+            pilot=None
+            if coordinates is None or second is None
+            else second.turned(coordinates.units),
         )
         self._last = asked, variance_per_slope, found
         return found

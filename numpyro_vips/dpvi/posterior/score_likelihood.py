@@ -44,6 +44,7 @@ from numpyro_vips.vips.m_step.noisy_information import (
     share_known,
     variance_with_the_interval_of,
 )
+from numpyro_vips.vips.m_step.unseen_sums import DOUBTFUL, UnseenSums, unseen_sums
 
 _POINTS = 64
 _CURVATURE_POINTS = 512
@@ -117,6 +118,8 @@ def normal_of(
     units: Float64[np.ndarray, "size size"] | None = None,
     *,
     of_columns: Bool[np.ndarray, " read"] | None = None,
+    of_predictors: Bool[np.ndarray, " read"] | None = None,
+    pilot: Information | None = None,
 ) -> NoiseAwareNormal | None:
     """The posterior of all globals.
 
@@ -130,6 +133,9 @@ def normal_of(
         globals U u; None where they are in the globals themselves.
       of_columns: Which globals are coefficients of columns that maybe no row has; none
         if nothing is said.
+      of_predictors: Which are added in linear predictors.
+      pilot: Another release of the information, or of what is about as large; None if
+        there is none.
 
     Returns:
       The Normal with the largest ELBO, or with the density's own intervals where that
@@ -151,7 +157,9 @@ def normal_of(
             prior=prior_stddev[:num_read][of_columns] ** -2.0,
             variance=score.variance * np.sum(axes[:, of_columns] ** 2, axis=0),
         ).absent
-    score, information = _without(score, information, axes[:, absent > LIKELY])
+    sums = _unseen_sums(pilot, information, axes, absent, of_predictors)
+    nothing = np.hstack([axes[:, absent > LIKELY], sums.likely])
+    score, information = _without(score, information, nothing)
     doubtful = (absent > _UNLIKELY) & (absent <= LIKELY)
     bases = int(np.clip(_CURVATURE_POINTS // (2 * size), 2, _POINTS))
     # The same draws in every fit: the posterior is a function of what was released.
@@ -177,6 +185,11 @@ def normal_of(
         if without is None:
             return None
         normal = _mixed(normal, without, within, np.where(doubtful, absent, 0.0))
+    if sums.doubtful.shape[1]:
+        without = best(*_without(score, information, sums.doubtful)).normal
+        if without is None:
+            return None
+        normal = normal.mixed(without, sums.chance)
     root = np.linalg.inv(normal.tril)
     without_noise = root.T @ root
     known = found.matrix(known_precision(found.values, score.variance))
@@ -191,6 +204,28 @@ def normal_of(
         np.minimum(data_stddev, normal.stddev),
         np.append(absent > _DOUBTFUL, np.zeros(size - num_read, bool)),
     )
+
+
+def _unseen_sums(
+    pilot: Information | None,
+    information: Information,
+    axes: Float64[np.ndarray, "read read"],
+    absent: Float64[np.ndarray, " read"],
+    of_predictors: Bool[np.ndarray, " read"] | None,
+) -> UnseenSums:
+    """Sums of coefficients in linear predictors of which rows may say nothing.
+
+    Args:
+      pilot, information, of_predictors: See `normal_of`.
+      axes: The directions in which each of the globals moves alone, as columns.
+      absent: How probable it is that rows say nothing of a global.
+    """
+    if pilot is None or of_predictors is None:
+        return UnseenSums.none(len(axes))
+    known = axes[:, ~of_predictors | (absent > DOUBTFUL)]
+    if information.silent is not None:
+        known = np.hstack([known, information.silent])
+    return unseen_sums(pilot, information, known)
 
 
 class _Best(NamedTuple):

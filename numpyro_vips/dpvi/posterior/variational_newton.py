@@ -76,6 +76,19 @@ class VectorNormal(NamedTuple):
         root = np.asarray(np.linalg.qr((by @ self.tril).T, mode="r")).T
         return VectorNormal(by @ self.loc, root * np.sign(np.diag(root)))
 
+    def mixed(self, other: "VectorNormal", chance: float) -> "VectorNormal":
+        """The Normal with the mean and the covariance of a mixture with another one.
+
+        Args:
+          other: The other one.
+          chance: Its weight.
+        """
+        away = other.loc - self.loc
+        covariance = (1.0 - chance) * self.tril @ self.tril.T
+        covariance += chance * other.tril @ other.tril.T
+        covariance += chance * (1.0 - chance) * np.outer(away, away)
+        return VectorNormal(self.loc + chance * away, np.linalg.cholesky(covariance))
+
     def marginal(self, chosen: Bool[np.ndarray, " size"]) -> "VectorNormal":
         """The distribution of some of the coordinates."""
         return self.moved(np.eye(len(self.loc))[chosen])

@@ -99,13 +99,13 @@ class Information(NamedTuple):
           axes: As columns; orthonormal where there are silent directions.
         """
         stddev = np.asarray(self.noise_stddev)
+        own = axes if self.coordinates is None else self.coordinates @ axes
         if stddev.ndim == 0:
-            sizes = np.sum(axes**2, axis=0)
+            sizes = np.sum(own**2, axis=0)
             found = 0.5 * float(stddev) ** 2 * np.outer(sizes, sizes)
         else:
             variance = stddev**2
             variance[np.diag_indices(len(variance))] *= 0.5
-            own = axes if self.coordinates is None else self.coordinates @ axes
             found = (own**2).T @ variance @ own**2
         if self.silent is None:
             return found

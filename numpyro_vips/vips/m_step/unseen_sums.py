@@ -23,7 +23,7 @@ from numpyro_vips.vips.m_step.noisy_information import Information
 from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 
 # From which probability on a column may be absent, so that it is no part of others.
-_DOUBTFUL = 0.05
+DOUBTFUL = 0.05
 # Up to which probability nothing is made of it that rows may say nothing of a sum.
 _UNLIKELY = 0.1
 # Up to how many standard deviations of its noise an eigenvalue may be one of nothing.
@@ -72,41 +72,46 @@ def without_nothing(
     found = axes[:, absent > LIKELY]
     if target.first is None or target.first_noise is None:
         return WithoutNothing(silenced(found))
-    doubtful = axes[:, absent > _DOUBTFUL]
+    doubtful = axes[:, absent > DOUBTFUL]
     if target.silent is not None:
         doubtful = np.hstack([target.silent, doubtful])
-    others = directions_of_nothing(
+    sums = unseen_sums(
         Information(target.first, target.first_noise),
         Information(target.curvature, target.curvature_noise),
         doubtful,
     )
-    is_sure = others.chances > LIKELY
-    found = np.hstack([found, others.directions[:, is_sure]])
-    sure, chances = silenced(found), others.chances[~is_sure]
-    if not len(chances):
-        return WithoutNothing(sure)
-    found = np.hstack([found, others.directions[:, ~is_sure]])
-    return WithoutNothing(sure, silenced(found), float(np.mean(chances)))
+    found = np.hstack([found, sums.likely])
+    if not sums.doubtful.shape[1]:
+        return WithoutNothing(silenced(found))
+    every = np.hstack([found, sums.doubtful])
+    return WithoutNothing(silenced(found), silenced(every), sums.chance)
 
 
-class Nothing(NamedTuple):
-    """Directions of which rows may say nothing.
+class UnseenSums(NamedTuple):
+    """Directions of which rows may say nothing, as columns.
 
     Attributes:
-      directions: They, as columns.
-      chances: How probable it is that rows say nothing of each.
+      likely: Those of which they probably say nothing.
+      doubtful: Those of which they may say something.
+      chance: How probable it is that they say nothing of the latter, on average.
     """
 
-    directions: Float64[np.ndarray, "size directions"]
-    chances: Float64[np.ndarray, " directions"]
+    likely: Float64[np.ndarray, "size likely"]
+    doubtful: Float64[np.ndarray, "size doubtful"]
+    chance: float
+
+    @classmethod
+    def none(cls, size: int) -> "UnseenSums":
+        nothing = np.zeros((size, 0))
+        return cls(nothing, nothing, 0.0)
 
 
-def directions_of_nothing(
+def unseen_sums(
     first: Information,
     last: Information,
     known: Float64[np.ndarray, "size known"],
-) -> Nothing:
-    """Other directions of which rows may say nothing, by more than a small chance.
+) -> UnseenSums:
+    """Directions of which rows say nothing by more than a small chance.
 
     Args:
       first: The curvature at coefficients of zero.
@@ -114,21 +119,22 @@ def directions_of_nothing(
       known: Directions that do not count, as it is known or doubtful whether rows say
         anything of them.
     """
-    stddev = np.sqrt(np.diag(np.asarray(last.noise_stddev)))
+    size = len(last.matrix)
+    stddev = np.sqrt(own_entries(last, np.eye(size)).stddev)
     read = np.flatnonzero(stddev > 0)
     unit = stddev[read, None]
     # Orthonormal in units in which noise is alike along all coordinates.
     basis, sizes, _ = np.linalg.svd(unit * known[read])
     basis = basis[:, np.count_nonzero(sizes > _ROUNDING) :]
     if not basis.shape[1]:
-        return Nothing(np.zeros((len(stddev), 0)), np.zeros(0))
+        return UnseenSums.none(size)
     there = first.matrix[np.ix_(read, read)] / (unit * unit.T)
     _, axes = np.linalg.eigh(basis.T @ there @ basis)
-    directions = np.zeros((len(stddev), basis.shape[1]))
+    directions = np.zeros((size, basis.shape[1]))
     directions[read] = (basis @ axes) / unit
     at_first, at_last = own_entries(first, directions), own_entries(last, directions)
     if not np.all(at_last.stddev > 0):
-        return Nothing(directions[:, :0], np.zeros(0))
+        return UnseenSums.none(size)
     is_low = np.abs(at_first.values) < _MOST_OF_NOTHING * at_first.stddev
     hidden = hidden_eigenvalues(
         np.ascontiguousarray(at_last.values / at_last.stddev),
@@ -136,5 +142,10 @@ def directions_of_nothing(
         least=LEAST_MEAN,
         chances=tuple((chance,) for chance in ABSENT.tolist()),
     )
-    chosen = is_low & (hidden.nothing > _UNLIKELY)
-    return Nothing(directions[:, chosen], hidden.nothing[chosen])
+    nothing = np.where(is_low, hidden.nothing, 0.0)
+    doubtful = (nothing > _UNLIKELY) & (nothing <= LIKELY)
+    return UnseenSums(
+        directions[:, nothing > LIKELY],
+        directions[:, doubtful],
+        float(np.mean(nothing[doubtful])) if np.any(doubtful) else 0.0,
+    )

@@ -42,6 +42,18 @@ def excess_of(factor: np.ndarray, stddev: float = 0.0, seed: int = 0) -> Any:
     return largest_excess(second, information, LAST, MEAN, NUM_ROWS)
 
 
+def test_moments_are_those_of_the_same_globals_in_other_coordinates():
+    """Noise is as large along a direction of the globals as it was there."""
+    second = SecondMoments(Information(FIRST.T @ OF_GLOBALS @ FIRST, 7.0), FIRST, MEAN)
+    turned = second.turned(LAST)
+    np.testing.assert_allclose(turned.matrix, LAST.T @ OF_GLOBALS @ LAST, rtol=1e-9)
+    axes = np.linalg.qr(RNG.normal(size=(3, 3)))[0]
+    there = np.linalg.solve(LAST, FIRST @ axes)
+    np.testing.assert_allclose(
+        turned.noise_between(there), second.moments.noise_between(axes), rtol=1e-9
+    )
+
+
 def test_scores_with_a_mean_are_no_excess():
     """A pilot asks away from where the rows are."""
     away = np.array([1.0, -2.0, 0.5])

@@ -257,3 +257,35 @@ def test_of_a_column_that_no_row_has_the_prior_alone_speaks():
     others = [0, 1, 3]
     np.testing.assert_allclose(known.loc[others], unknown.loc[others], atol=0.05)
     np.testing.assert_allclose(known.stddev[others], unknown.stddev[others], rtol=0.1)
+
+
+def test_of_a_sum_that_no_row_shows_the_prior_alone_speaks():
+    """An intercept less the coefficients of indicators that add up to one."""
+    rng = np.random.default_rng(1)
+    silent = np.array([1.0, -1.0, -1.0, 0.0])
+    root = rng.normal(size=(4, 40))
+    root -= np.outer(silent, silent @ root) / 3.0
+    information, noise, place = 20.0 * root @ root.T, 10.0, np.array([2.0, 2.0, 2.0, 1])
+    gradient = information @ rng.normal(size=4) / 100.0 + 5.0 * rng.normal(size=4)
+    pilot, last = (
+        Information(information + symmetric_noise(rng, 4, noise), noise)
+        for _ in range(2)
+    )
+
+    def along(pilot: Information | None, of_predictors: np.ndarray) -> float:
+        found = normal_of(
+            Score(gradient, place, 5.0**2),
+            last,
+            gaussian_prior(np.zeros(4), np.ones(4)),
+            VectorNormal(place, 0.1 * np.eye(4)),
+            np.ones(4),
+            of_predictors=of_predictors,
+            pilot=pilot,
+        )
+        assert found is not None
+        return float(silent @ found.normal.loc) / np.sqrt(3.0)
+
+    assert abs(along(None, np.ones(4, bool))) > 0.8
+    assert abs(along(pilot, np.ones(4, bool))) < 0.3
+    # Of globals that are not added nothing is looked for.
+    assert abs(along(pilot, np.zeros(4, bool))) > 0.8

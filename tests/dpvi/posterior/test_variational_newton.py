@@ -133,3 +133,31 @@ def test_the_better_of_two_starts_is_taken():
     starts = [VectorNormal(np.array([loc]), 0.1 * np.eye(1)) for loc in (-9.0, 9.0)]
     fit = last(fit_normal(two_peaks, starts, np.random.default_rng(0)))
     assert abs(fit.normal.loc[0] - 10.0) < 0.1
+
+
+def test_normals_are_turned_and_mixed():
+    rng = np.random.default_rng(3)
+    one, other = (
+        VectorNormal(rng.normal(size=3), np.linalg.cholesky(root @ root.T))
+        for root in rng.normal(size=(2, 3, 5))
+    )
+
+    def covariance(of: VectorNormal) -> np.ndarray:
+        return of.tril @ of.tril.T
+
+    matrix = rng.normal(size=(3, 3))
+    turned = one.moved(matrix)
+    np.testing.assert_allclose(turned.loc, matrix @ one.loc)
+    np.testing.assert_allclose(covariance(turned), matrix @ covariance(one) @ matrix.T)
+    assert np.all(np.diag(turned.tril) > 0)
+    some = one.marginal(np.array([True, False, True]))
+    np.testing.assert_allclose(some.loc, one.loc[[0, 2]])
+    np.testing.assert_allclose(
+        covariance(some), covariance(one)[np.ix_([0, 2], [0, 2])]
+    )
+    draws = np.concatenate(
+        [of.at(rng.normal(size=(n, 3))) for of, n in ((one, 700_000), (other, 300_000))]
+    )
+    mixed = one.mixed(other, 0.3)
+    np.testing.assert_allclose(mixed.loc, draws.mean(0), atol=0.02)
+    np.testing.assert_allclose(covariance(mixed), np.cov(draws.T), atol=0.1)

@@ -11,7 +11,7 @@ from _symmetric_noise import noisy_information
 
 import numpyro_vips as nv
 from numpyro_vips.vips.m_step.noisy_information import Information
-from numpyro_vips.vips.m_step.unseen_sums import directions_of_nothing
+from numpyro_vips.vips.m_step.unseen_sums import unseen_sums
 
 
 def silent_basis(size: int) -> np.ndarray:
@@ -31,8 +31,7 @@ def test_sums_of_which_rows_say_nothing_are_found():
         first, last = (
             noisy_information(matrix, 8.0, rng, factor=factor) for factor in (2.0, 1.0)
         )
-        directions, chances = directions_of_nothing(first, last, np.zeros((6, 0)))
-        likely = directions[:, chances > 0.5]
+        likely = unseen_sums(first, last, np.zeros((6, 0))).likely
         others += max(likely.shape[1] - 1, 0)
         if likely.shape[1]:
             basis = np.linalg.qr(likely)[0]
@@ -46,8 +45,7 @@ def test_noise_does_not_find_any():
     for _ in range(30):
         root = rng.normal(size=(6, 60))
         first, last = (noisy_information(root @ root.T, 15.0, rng) for _ in range(2))
-        chances = directions_of_nothing(first, last, np.zeros((6, 0))).chances
-        found += np.count_nonzero(chances > 0.5)
+        found += unseen_sums(first, last, np.zeros((6, 0))).likely.shape[1]
     assert found <= 2
 
 
@@ -66,9 +64,11 @@ def test_what_is_known_is_not_looked_at():
     first, last = (
         Information(np.where(stddev > 0, matrix, 0.0), stddev) for matrix in noisy
     )
-    assert len(directions_of_nothing(first, last, np.zeros((7, 0))).chances) == 1
-    assert not len(directions_of_nothing(first, last, silent).chances)
-    assert not len(directions_of_nothing(first, last, np.eye(7)).chances)
+    found = unseen_sums(first, last, np.zeros((7, 0)))
+    assert found.likely.shape[1] + found.doubtful.shape[1] == 1
+    for known in (silent, np.eye(7)):
+        found = unseen_sums(first, last, known)
+        assert found.likely.shape[1] + found.doubtful.shape[1] == 0
 
 
 def model(X: Any, y: Any = None) -> None:
