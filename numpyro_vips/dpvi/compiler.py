@@ -369,8 +369,7 @@ def _noise_aware(
         space=space,
         prior_stddev=program.prior_scale,
         silent=_silent(elbo, traced, read),
-        of_columns=columns.of_columns,
-        of_predictors=columns.of_predictors,
+        linear=columns.linear,
     )
 
 

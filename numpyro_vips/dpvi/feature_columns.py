@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Float, Float64, Int, Shaped
 
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.linear_predictors import linear_predictors
+from numpyro_vips.dpvi.posterior.unseen_globals import LinearGlobals
 from numpyro_vips.jax_tools.double_precision import evaluate_in_numpy
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.precision import Precision, double_precision
@@ -50,10 +51,9 @@ class FeatureColumns:
     Attributes:
       groups: Of each column the globals that it multiplies, by their places in the
         vector of those that rows depend on.
-      of_columns: Which of these globals stand before numbers of rows: real ones whose
-        features rows may have or not. A row may be of one group or another, too.
-      of_predictors: Which of them are real ones that linear predictors add, these and
-        intercepts.
+      linear: Which of these globals are real ones that linear predictors add, and
+        which of them stand before numbers that rows may have or not. A row may be of
+        one group or another, too.
       of_row: The program of one row, of the place of all globals, by name, and of the
         row: the absolute value of its entry in every column.
     """
@@ -82,8 +82,8 @@ class FeatureColumns:
         row = {name: values[0] for name, values in rows.items()}
         features = jax.make_jaxpr(self._features)(place, row)
         self.groups: tuple[np.ndarray, ...] = ()
-        self.of_columns = np.zeros(read.size, bool)
-        self.of_predictors = np.zeros(read.size, bool)
+        nowhere = np.zeros(read.size, bool)
+        self.linear = LinearGlobals(nowhere, nowhere)
         known = []
         used = _rows_used(features, rows)
         tried = _tried(features, place, rows) if used else np.zeros((0, read.size))
@@ -91,9 +91,9 @@ class FeatureColumns:
         are_real = {site.name: site.is_real for site in read.sites}
         if len(tried):
             largest = np.max(tried, axis=0)
-            self.of_predictors = (largest > 0) & [are_real[owner] for owner in owners]
+            added = (largest > 0) & [are_real[owner] for owner in owners]
             varies = np.ptp(tried, axis=0) > _ROUNDING * largest
-            self.of_columns = varies & self.of_predictors
+            self.linear = LinearGlobals(varies & added, added)
         if any(rows[name].dtype.kind != "b" and name not in encoded for name in used):
             for group, sizes in _grouped(tried, owners):
                 if len(sizes) and np.ptp(sizes) > _ROUNDING * np.max(sizes):

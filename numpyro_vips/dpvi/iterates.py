@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float64, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Float64, Int, PRNGKeyArray
 
 from numpyro_vips.dpvi.drift import Drift, drift_diagnostics
 from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates
@@ -131,7 +131,7 @@ def drift_of_iterates(
     stddev: Float64[np.ndarray, " size"],
     normal: VectorNormal | None = None,
     *,
-    follows_noise: Bool[np.ndarray, " size"] | None = None,
+    unseen: Float64[np.ndarray, "size directions"] | None = None,
     has_components: bool = False,
 ) -> dict[str, Any]:
     """What the iterates say of how good the posterior is; nothing before the first.
@@ -141,34 +141,28 @@ def drift_of_iterates(
       sizes: How many unconstrained numbers each global is, in the guide's order.
       stddev: The posterior's, of these numbers; empty with a guide of the user's own.
       normal: The posterior, where its mean is not the average of the iterates.
-      follows_noise: Numbers that do not count, as rows may say nothing of them; all
-        count by default.
+      unseen: Directions in which no distance counts, as rows may say nothing of them
+        and iterates follow noise; as columns.
       has_components: See `drift_diagnostics`.
     """
     drift = _with_iterates(state.drift, state.recent)
     if drift is None:
         return {}
     r_hat = drift.r_hat()
-    if follows_noise is None:
-        follows_noise = np.zeros(len(stddev), bool)
     fluctuation, apart = np.zeros(0), np.zeros(0)
     if r_hat is not None:
         # Parameters without a prior have no standard deviation.
         unit = np.full(len(r_hat), np.inf)
-        unit[: len(stddev)] = np.where(follows_noise, np.inf, stddev)
-        r_hat = np.concatenate(
-            [np.where(follows_noise, 1.0, r_hat[: len(stddev)]), r_hat[len(stddev) :]]
-        )
+        unit[: len(stddev)] = stddev
         fluctuation, apart = drift.fluctuation() / unit, drift.apart() / unit
     distance = None
     if normal is not None:
         assert state.score is not None
         asked = (state.average.guide["loc"], state.score.place)
-        away = np.zeros(len(stddev))
-        away[~follows_noise] = _away(
-            normal.marginal(~follows_noise),
-            np.stack([np.asarray(x, np.float64)[~follows_noise] for x in asked]),
-        )
+        if unseen is None:
+            unseen = np.zeros((len(stddev), 0))
+        places = np.stack([np.asarray(x, np.float64) for x in asked])
+        away = _away(normal, places, unseen)
         distance = largest_by_name(state.variational, sizes, away)
     return drift_diagnostics(
         None if r_hat is None else largest_by_name(state.variational, sizes, r_hat),
@@ -182,18 +176,30 @@ def drift_of_iterates(
 
 
 def _away(
-    normal: VectorNormal, places: Float64[np.ndarray, "places size"]
+    normal: VectorNormal,
+    places: Float64[np.ndarray, "places size"],
+    unseen: Float64[np.ndarray, "size directions"],
 ) -> Float64[np.ndarray, " size"]:
     """How far the furthest of some places is from the mean, in standard deviations.
 
     Distances are along the principal directions of the posterior's correlations, as an
     intercept and its slope may each be near, and both together far. They are turned
     back into the coordinates, by the symmetric root of the correlations.
+
+    Args:
+      normal: The posterior.
+      places: They.
+      unseen: Directions in which no distance counts, as columns.
     """
     stddev = normal.stddev
     axes, values, _ = np.linalg.svd(normal.tril / stddev[:, None])
-    along = ((places - normal.loc) / stddev) @ axes
-    away = (along / np.maximum(values, 1e-6 * np.max(values, initial=0.0))) @ axes.T
+    roots = np.maximum(values, 1e-6 * np.max(values, initial=0.0))
+
+    def along(vectors: Float64[np.ndarray, "vectors size"]) -> Any:
+        return (vectors / stddev) @ axes / roots
+
+    away, basis = along(places - normal.loc), np.linalg.qr(along(unseen.T).T)[0]
+    away = (away - away @ basis @ basis.T) @ axes.T
     return np.max(abs(away), axis=0)
 
 

@@ -96,7 +96,7 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
             sizes,
             normal.stddev,
             normal,
-            follows_noise=found.follows_noise,
+            unseen=found.unseen,
             has_components=bool(is_bent),
         )
         excess = _excess(compiled, state, normal.loc)

@@ -135,9 +135,10 @@ def test_coefficients_of_what_rows_may_have_or_not_are_found(case: str) -> None:
     model, rows, _ = CASES[case]
     columns = engine_of(model, rows).compiled.first_coordinates.columns
     everywhere = {"none": 3, "in scale too": 0, "slopes of groups": 3}
-    found = np.count_nonzero(columns.of_columns)
+    found = np.count_nonzero(columns.linear.of_columns)
     places = [place for group in columns.groups for place in group]
-    assert columns.of_columns[places].all()
+    assert columns.linear.of_columns[places].all()
+    assert (columns.linear.of_predictors >= columns.linear.of_columns).all()
     assert found == len(places) + everywhere.get(case, 0)
 
 

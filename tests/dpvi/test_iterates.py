@@ -81,7 +81,7 @@ def test_collinear_globals_that_are_far_together_are_far(is_average: bool) -> No
     mean, tril = np.array([3.0, 4.0, 5.0]), np.linalg.cholesky(covariance)
     before = run(75)
 
-    def distance(*away: float) -> list[float]:
+    def distance(*away: float, unseen: np.ndarray | None = None) -> list[float]:
         place = jnp.asarray(mean + np.array(away))
         score = RunningScore(
             jnp.zeros(3), jnp.asarray(mean) if is_average else place, jnp.asarray(1.0)
@@ -91,7 +91,11 @@ def test_collinear_globals_that_are_far_together_are_far(is_average: bool) -> No
             average=before.average._replace(guide=guide), score=score, is_noisy=True
         )
         found = drift_of_iterates(
-            state, dict.fromkeys("abc", 1), np.ones(3), VectorNormal(mean, tril)
+            state,
+            dict.fromkeys("abc", 1),
+            np.ones(3),
+            VectorNormal(mean, tril),
+            unseen=unseen,
         )
         return [found["distance"][name] for name in "abc"]
 
@@ -100,6 +104,14 @@ def test_collinear_globals_that_are_far_together_are_far(is_average: bool) -> No
     # The same, together: they are where the rows say they are not.
     assert distance(1.0, 1.0, 0.0) == pytest.approx([31.6, 31.6, 0.0], abs=0.1)
     assert distance(0.0, 0.0, 2.0) == pytest.approx([0.0, 0.0, 2.0], abs=1e-6)
+    # Where rows say nothing iterates are where noise has led.
+    together = np.array([[1.0], [1.0], [0.0]])
+    assert distance(3.0, 3.0, 2.0, unseen=together) == pytest.approx(
+        [0.0, 0.0, 2.0], abs=1e-6
+    )
+    assert distance(1.0, -1.0, 0.0, unseen=together) == pytest.approx(
+        [0.7, 0.7, 0.0], abs=0.02
+    )
 
 
 def test_what_a_program_takes_does_not_grow_and_comes_back() -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float64, Int
+from jaxtyping import Array, Float, Float64, Int
 
 from numpyro_vips.dpvi.gradients.coordinates import GradientCoordinates
 from numpyro_vips.dpvi.gradients.silent_directions import SilentDirections
@@ -26,6 +26,7 @@ from numpyro_vips.dpvi.posterior.score_likelihood import (
     before_clipping,
     normal_of,
 )
+from numpyro_vips.dpvi.posterior.unseen_globals import LinearGlobals
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal, in_batches
 from numpyro_vips.jax_tools.precision import double_precision
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
@@ -98,8 +99,7 @@ class NoiseAware:
         space: UnconstrainedSpace,
         prior_stddev: Float64[np.ndarray, " size"],
         silent: SilentDirections,
-        of_columns: Bool[np.ndarray, " read"],
-        of_predictors: Bool[np.ndarray, " read"],
+        linear: LinearGlobals,
     ) -> None:
         """Traces nothing yet.
 
@@ -109,17 +109,14 @@ class NoiseAware:
           space: The globals, those that rows depend on first.
           prior_stddev: How wide the prior is, by coordinate.
           silent: What no row says anything of.
-          of_columns: Which of the globals that rows depend on are coefficients of
-            columns, of which rows may say nothing; see `FeatureColumns`.
-          of_predictors: Which of them stand in linear predictors, so that rows may say
-            nothing of a sum of them.
+          linear: Which globals rows may say nothing of; see `unseen_globals.py`.
         """
         self.silent, self.turning = silent
         self.information = information
         self.second_moments = information.second_moments(SECOND_MOMENTS)
         self._space = space
         self._prior_stddev = prior_stddev
-        self._of_columns, self._of_predictors = of_columns, of_predictors
+        self._linear = linear
         self.num_read, _ = information.block.shape
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
         # Of the last releases that were asked for, as a posterior and what is known of
@@ -188,8 +185,7 @@ class NoiseAware:
             start,
             self._prior_stddev,
             None if coordinates is None else coordinates.of_all(self._space.size),
-            of_columns=self._of_columns,
-            of_predictors=self._of_predictors,
+            linear=self._linear,
             pilot=None
             if coordinates is None or second is None
             else second.turned(coordinates.units),

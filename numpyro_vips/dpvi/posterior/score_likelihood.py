@@ -25,16 +25,20 @@ Nothing but released numbers and their noise levels enters.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 from numpyro_vips.dpvi.posterior.sampled_normal import with_its_intervals
+from numpyro_vips.dpvi.posterior.unseen_globals import (
+    LinearGlobals,
+    UnseenGlobals,
+    without_noise_along,
+)
 from numpyro_vips.dpvi.posterior.variational_newton import (
     Draws,
     Target,
     VectorNormal,
     ascend,
 )
-from numpyro_vips.vips.m_step.absent_columns import LIKELY, own_information
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     Spectrum,
@@ -42,18 +46,11 @@ from numpyro_vips.vips.m_step.noisy_information import (
     rows_information,
     share_from_rows,
     share_known,
-    variance_with_the_interval_of,
 )
-from numpyro_vips.vips.m_step.unseen_sums import DOUBTFUL, UnseenSums, unseen_sums
 
 _POINTS = 64
 _CURVATURE_POINTS = 512
 _MOST_STEPS = 40
-# Up to which probability nothing is made of it that rows may say nothing of a global.
-_UNLIKELY = 0.02
-# From which on iterates may have followed nothing but noise. Where noise hides all
-# information it is .14 for all.
-_DOUBTFUL = 0.2
 
 
 class Score(NamedTuple):
@@ -76,13 +73,13 @@ class NoiseAwareNormal(NamedTuple):
     Attributes:
       normal: On the unconstrained space.
       data_stddev: What its standard deviations would be without noise.
-      follows_noise: Which globals rows may say nothing of, so that iterates may have
-        followed nothing but noise.
+      unseen: Directions of which rows may say nothing, as columns: iterates may have
+        followed nothing but noise there.
     """
 
     normal: VectorNormal
     data_stddev: Float64[np.ndarray, " size"]
-    follows_noise: Bool[np.ndarray, " size"]
+    unseen: Float64[np.ndarray, "size directions"]
 
 
 def before_clipping(
@@ -117,8 +114,7 @@ def normal_of(
     prior_stddev: Float64[np.ndarray, " size"],
     units: Float64[np.ndarray, "size size"] | None = None,
     *,
-    of_columns: Bool[np.ndarray, " read"] | None = None,
-    of_predictors: Bool[np.ndarray, " read"] | None = None,
+    linear: LinearGlobals | None = None,
     pilot: Information | None = None,
 ) -> NoiseAwareNormal | None:
     """The posterior of all globals.
@@ -131,9 +127,7 @@ def normal_of(
       prior_stddev: How wide the prior is, by coordinate.
       units: U, where the score's gradient and the information are in coordinates u with
         globals U u; None where they are in the globals themselves.
-      of_columns: Which globals are coefficients of columns that maybe no row has; none
-        if nothing is said.
-      of_predictors: Which are added in linear predictors.
+      linear: Which globals rows may say nothing of; none if nothing is said.
       pilot: Another release of the information, or of what is about as large; None if
         there is none.
 
@@ -148,19 +142,15 @@ def normal_of(
     start = start.moved(to_coordinates)
     within = units[:num_read, :num_read]
     prior_precision = (within.T * prior_stddev[:num_read] ** -2.0) @ within
-    axes, absent = np.linalg.inv(within), np.zeros(num_read)
-    if of_columns is not None:
-        absent[of_columns] = own_information(
-            None,
-            information,
-            axes[:, of_columns],
-            prior=prior_stddev[:num_read][of_columns] ** -2.0,
-            variance=score.variance * np.sum(axes[:, of_columns] ** 2, axis=0),
-        ).absent
-    sums = _unseen_sums(pilot, information, axes, absent, of_predictors)
-    nothing = np.hstack([axes[:, absent > LIKELY], sums.likely])
-    score, information = _without(score, information, nothing)
-    doubtful = (absent > _UNLIKELY) & (absent <= LIKELY)
+    unseen = UnseenGlobals.of_release(
+        information,
+        within,
+        prior_stddev=prior_stddev[:num_read],
+        score_variance=score.variance,
+        linear=linear,
+        pilot=pilot,
+    )
+    score, information = _without(score, information, unseen.likely)
     bases = int(np.clip(_CURVATURE_POINTS // (2 * size), 2, _POINTS))
     # The same draws in every fit: the posterior is a function of what was released.
     draws = Draws.of(np.random.default_rng(0), size, points=_POINTS, bases=bases)
@@ -180,16 +170,13 @@ def normal_of(
     loc = normal.loc.copy()
     loc[:num_read] += found.matrix(hidden * from_rows) @ (start.loc - loc)[:num_read]
     normal = normal._replace(loc=loc)
-    if np.any(doubtful):
-        without = best(*_without(score, information, axes[:, doubtful])).normal
-        if without is None:
-            return None
-        normal = _mixed(normal, without, within, np.where(doubtful, absent, 0.0))
-    if sums.doubtful.shape[1]:
-        without = best(*_without(score, information, sums.doubtful)).normal
-        if without is None:
-            return None
-        normal = normal.mixed(without, sums.chance)
+    mixed = unseen.mixed(
+        normal,
+        lambda directions: best(*_without(score, information, directions)).normal,
+    )
+    if mixed is None:
+        return None
+    normal = mixed
     root = np.linalg.inv(normal.tril)
     without_noise = root.T @ root
     known = found.matrix(known_precision(found.values, score.variance))
@@ -202,30 +189,18 @@ def normal_of(
     return NoiseAwareNormal(
         normal,
         np.minimum(data_stddev, normal.stddev),
-        np.append(absent > _DOUBTFUL, np.zeros(size - num_read, bool)),
+        np.pad(unseen.directions, ((0, size - num_read), (0, 0))),
     )
 
 
-def _unseen_sums(
-    pilot: Information | None,
+def _without(
+    score: Score,
     information: Information,
-    axes: Float64[np.ndarray, "read read"],
-    absent: Float64[np.ndarray, " read"],
-    of_predictors: Bool[np.ndarray, " read"] | None,
-) -> UnseenSums:
-    """Sums of coefficients in linear predictors of which rows may say nothing.
-
-    Args:
-      pilot, information, of_predictors: See `normal_of`.
-      axes: The directions in which each of the globals moves alone, as columns.
-      absent: How probable it is that rows say nothing of a global.
-    """
-    if pilot is None or of_predictors is None:
-        return UnseenSums.none(len(axes))
-    known = axes[:, ~of_predictors | (absent > DOUBTFUL)]
-    if information.silent is not None:
-        known = np.hstack([known, information.silent])
-    return unseen_sums(pilot, information, known)
+    directions: Float64[np.ndarray, "read directions"],
+) -> tuple[Score, Information]:
+    """What was released, without what noise says along some directions."""
+    gradient, known = without_noise_along(directions, score.gradient, information)
+    return score._replace(gradient=gradient), known
 
 
 class _Best(NamedTuple):
@@ -278,58 +253,3 @@ def _largest_elbo(
         if number + 1 == _MOST_STEPS:
             break
     return normal
-
-
-def _without(
-    score: Score,
-    information: Information,
-    absent: Float64[np.ndarray, "read absent"],
-) -> tuple[Score, Information]:
-    """What was released, without what noise says along some directions."""
-    if not absent.shape[1]:
-        return score, information
-    known = information.silent
-    both = absent if known is None else np.hstack([known, absent])
-    silent = np.linalg.qr(both)[0]
-    kept = np.eye(len(silent)) - silent @ silent.T
-    return score._replace(gradient=kept @ score.gradient), information._replace(
-        matrix=kept @ information.matrix @ kept, silent=silent
-    )
-
-
-def _mixed(
-    normal: VectorNormal,
-    without: VectorNormal,
-    units: Float64[np.ndarray, "read read"],
-    chances: Float64[np.ndarray, " read"],
-) -> VectorNormal:
-    """The posterior of globals of which rows may say nothing.
-
-    Each has the mean of both cases, and no less than the variance that gives the
-    mixture's interval. Others are left as they are.
-
-    Args:
-      normal, without: With what was released of them, and without.
-      units: U; see `normal_of`.
-      chances: How probable it is that rows say nothing of a global.
-    """
-    read = len(units)
-
-    def of_globals(
-        of: VectorNormal,
-    ) -> tuple[Float64[np.ndarray, " read"], Float64[np.ndarray, " read"]]:
-        return units @ of.loc[:read], np.sum((units @ of.tril[:read]) ** 2, axis=1)
-
-    (mean, variance), (other_mean, other_variance) = map(of_globals, (normal, without))
-    away = other_mean - mean
-    mixed = variance_with_the_interval_of(
-        np.stack([other_variance, variance], axis=1),
-        np.stack([chances, 1.0 - chances], axis=1),
-    )
-    added = np.maximum(mixed + chances * (1.0 - chances) * away**2 - variance, 0.0)
-    axes = np.linalg.inv(units)
-    covariance = normal.tril @ normal.tril.T
-    covariance[:read, :read] += (axes * np.where(chances > 0, added, 0.0)) @ axes.T
-    loc = normal.loc.copy()
-    loc[:read] += axes @ (chances * away)
-    return VectorNormal(loc, np.linalg.cholesky(covariance))

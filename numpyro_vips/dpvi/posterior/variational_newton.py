@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 # Log density and its gradient at many points.
 Target = Callable[
@@ -88,10 +88,6 @@ class VectorNormal(NamedTuple):
         covariance += chance * other.tril @ other.tril.T
         covariance += chance * (1.0 - chance) * np.outer(away, away)
         return VectorNormal(self.loc + chance * away, np.linalg.cholesky(covariance))
-
-    def marginal(self, chosen: Bool[np.ndarray, " size"]) -> "VectorNormal":
-        """The distribution of some of the coordinates."""
-        return self.moved(np.eye(len(self.loc))[chosen])
 
     @property
     def stddev(self) -> Float64[np.ndarray, " size"]:

@@ -150,11 +150,6 @@ def test_normals_are_turned_and_mixed():
     np.testing.assert_allclose(turned.loc, matrix @ one.loc)
     np.testing.assert_allclose(covariance(turned), matrix @ covariance(one) @ matrix.T)
     assert np.all(np.diag(turned.tril) > 0)
-    some = one.marginal(np.array([True, False, True]))
-    np.testing.assert_allclose(some.loc, one.loc[[0, 2]])
-    np.testing.assert_allclose(
-        covariance(some), covariance(one)[np.ix_([0, 2], [0, 2])]
-    )
     draws = np.concatenate(
         [of.at(rng.normal(size=(n, 3))) for of, n in ((one, 700_000), (other, 300_000))]
     )
