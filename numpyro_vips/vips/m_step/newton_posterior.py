@@ -13,7 +13,8 @@ units in which that is; see `expected_curvature`.
 - The posterior that is handed out stays at m̄ where noise hides the information, where
   new residuals have led in every step, and its width is nearly the prior's there:
   nothing is taken off a matrix that is noise. Where so few rows cannot have led
-  anywhere, m̄ is noise as well, and the posterior is the prior.
+  anywhere, m̄ is noise as well, and the posterior is the prior. So it is along what the
+  releases show that rows say nothing of; see `absent_columns` and `unseen_sums`.
 - Other globals, such as a precision α of the weights, are solved for given the Gaussian
   of the prior times that likelihood, without exception. Coordinate ascent on the
   evidence of what was released, q(w) ∝ exp⟨log p(w | α)⟩ p(R̄ | w) and
