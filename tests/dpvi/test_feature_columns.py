@@ -133,7 +133,9 @@ def test_what_a_feature_multiplies_is_found(case: str) -> None:
 def test_coefficients_of_what_rows_may_have_or_not_are_found(case: str) -> None:
     """Those of columns, and effects of groups; no intercept, and no scale."""
     model, rows, _ = CASES[case]
-    columns = engine_of(model, rows).compiled.first_coordinates.columns
+    first = engine_of(model, rows).compiled.first_coordinates
+    assert first is not None
+    columns = first.columns
     everywhere = {"none": 3, "in scale too": 0, "slopes of groups": 3}
     found = np.count_nonzero(columns.linear.of_columns)
     places = [place for group in columns.groups for place in group]

@@ -123,7 +123,7 @@ def test_the_coordinates_are_those_of_the_model():
         residual=np.zeros(5),
         noise_stddev=np.ones(5),
         curvature=last.matrix,
-        curvature_noise=last.noise_stddev,
+        curvature_noise=np.asarray(last.noise_stddev),
         prior_linear=np.zeros(5),
         prior_precision=np.eye(5),
     )

@@ -175,12 +175,17 @@ def test_unlisted_are_coordinates_of_which_listed_rows_have_nothing(
     """Nothing but the schema says so: a plain array has none."""
     X = encoded(ROWS, **options)
     fit, _ = vi_of(with_intercept, engine="vips")._prepare_fit((X, Y), {})
-    (found,) = fit.engine.program.unlisted.values()
+    found = unlisted_of(fit)
     assert found.sum() == number and not found[0]
     assert not np.asarray(X)[:, found[1:]].any()
     plain, _ = vi_of(with_intercept, engine="vips")._prepare_fit((np.array(X), Y), {})
-    (found,) = plain.engine.program.unlisted.values()
-    assert not found.any()
+    assert not unlisted_of(plain).any()
+
+
+def unlisted_of(fit: Any) -> np.ndarray:
+    """Of a fit to one Gaussian block."""
+    (found,) = fit.engine.program.unlisted.values()
+    return found
 
 
 def silent_of(fit: Any) -> np.ndarray:
