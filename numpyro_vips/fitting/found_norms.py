@@ -260,7 +260,8 @@ def _norm(seen: SeenNorms, part: NormPart, histogram: NormHistogram) -> float:
     """The norm to which a part is clipped, of which a histogram has shown something."""
     noise, later = histogram.relative_noise(part), histogram.later
     if part.is_information:
-        return min(seen.least_harm(noise), seen.least_loss(noise))
+        number = _num_coordinates(later, part)
+        return min(seen.least_harm(noise), seen.least_loss(noise, number))
     if not part.is_balanced:
         return seen.least_harm(noise)
     if _redraw(later, part):
@@ -331,6 +332,12 @@ def _alignment(steps: Sequence[Step], part: NormPart) -> float:
     random directions, 1/2, and 1, and was tried with 3 to 109 coordinates.
     """
     return _num_directions(steps, part) ** -0.75
+
+
+def _num_coordinates(steps: Sequence[Step], part: NormPart) -> int:
+    """Of how many coordinates a part has the squares and products."""
+    shapes = {b.name: b.shape for step in steps for b in step.blocks}
+    return sum(shapes[name][-1] for name in part.blocks if len(shapes[name]) > 1)
 
 
 def _num_directions(steps: Sequence[Step], part: NormPart) -> int:

@@ -17,8 +17,9 @@ ENOUGH_TO_REPLACE = 0.7
 # intervals, and bias does not.
 BIAS_WEIGHT = 3.0
 # How much worse noise in sums of squares is than a loss of the same size, as directions
-# are given up where noise may be all that is seen. Chosen on six regressions.
-HIDING_WEIGHT = 8.0
+# are given up where noise may be all that is seen: for each coordinate, as each has its
+# part of the sum alone, and at most. Chosen on eight regressions.
+HIDING_WEIGHT_EACH, HIDING_WEIGHT = 0.6, 8.0
 # How many times the norm of the middle row they are clipped to at least.
 LEAST_OF_MIDDLE = 2.0
 # By how many standard deviations half of the rows have to stand out of the noise in a
@@ -177,7 +178,7 @@ class SeenNorms(NamedTuple):
         nearly = variances <= NEARLY * variances.min()
         return float(self.uppers[np.flatnonzero(nearly)[-1]])
 
-    def least_loss(self, relative_noise: float) -> float:
+    def least_loss(self, relative_noise: float, num_coordinates: int) -> float:
         """The norm at which sums of squares say most of all coordinates.
 
         A few rows may have most of such a sum, in coordinates that they are sure of.
@@ -188,12 +189,14 @@ class SeenNorms(NamedTuple):
 
         Args:
           relative_noise: See `least_harm`.
+          num_coordinates: Of which the sums are squares and products.
         """
         rows = np.maximum(self.rows, 0.0)
         longer = np.maximum(self._middles[:, None] - self.uppers, 0.0)
         clipped = rows @ longer / float(rows @ self._middles)
         hidden = relative_noise * self.uppers / (rows.sum() * self.middle)
-        loss = clipped + HIDING_WEIGHT * hidden
+        weight = min(HIDING_WEIGHT, HIDING_WEIGHT_EACH * num_coordinates)
+        loss = clipped + weight * hidden
         loss = np.where(self.uppers < LEAST_OF_MIDDLE * self.middle, np.inf, loss)
         return float(self.uppers[np.argmin(loss)])
 
