@@ -46,6 +46,9 @@ from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 # noise in a coordinate's own entry.
 _LEAST_EXPECTED = 0.1
 
+# What is left of a direction in coordinates that it does not have, by rounding.
+_ROUNDING = 1e-9
+
 # Natural parameters of a Gaussian, with the batch axes of its factor in front.
 Natural = dict[str, Float64[np.ndarray, "..."]]
 
@@ -246,7 +249,7 @@ def _silent(
     root: Float64[np.ndarray, "read read"],
 ) -> Float64[np.ndarray, "read directions"] | None:
     """Directions among the coordinates that rows read, in units of this root."""
-    if silent is None or np.any(np.delete(silent, read, axis=0)):
+    if silent is None or np.any(abs(np.delete(silent, read, axis=0)) > _ROUNDING):
         return None
     return np.linalg.qr(root.T @ silent[read])[0]
 
