@@ -233,7 +233,8 @@ def test_few_rows_with_most_of_the_information_do_not_say_its_norm() -> None:
         expected_squares={},
         of_priors=lambda parts, counts: {},
     )
-    assert np.median(norms) < found.norms[part.name] < 3.0 * np.median(norms)
+    # Noise at their norm would hide what the others say.
+    assert np.median(norms) < found.norms[part.name] < 0.4 * np.max(norms)
     assert found.norms[gradient.name] == 3.0
 
 

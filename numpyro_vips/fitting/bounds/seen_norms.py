@@ -17,9 +17,11 @@ ENOUGH_TO_REPLACE = 0.7
 # intervals, and bias does not.
 BIAS_WEIGHT = 3.0
 # How much worse noise in sums of squares is than a loss of the same size, as directions
-# are given up where noise may be all that is seen: for each coordinate, as each has its
-# part of the sum alone, and at most. Chosen on eight regressions.
-HIDING_WEIGHT_EACH, HIDING_WEIGHT = 0.6, 8.0
+# are given up where noise may be all that is seen. Chosen on six regressions.
+HIDING_WEIGHT = 8.0
+# With fewer coordinates than these noise turns directions less. What is far below 1 in
+# this measure then costs less, down to a part of it; chosen on two more regressions.
+MANY_COORDINATES = 14
 # How many times the norm of the middle row they are clipped to at least.
 LEAST_OF_MIDDLE = 2.0
 # By how many standard deviations half of the rows have to stand out of the noise in a
@@ -195,8 +197,9 @@ class SeenNorms(NamedTuple):
         longer = np.maximum(self._middles[:, None] - self.uppers, 0.0)
         clipped = rows @ longer / float(rows @ self._middles)
         hidden = relative_noise * self.uppers / (rows.sum() * self.middle)
-        weight = min(HIDING_WEIGHT, HIDING_WEIGHT_EACH * num_coordinates)
-        loss = clipped + weight * hidden
+        noise = HIDING_WEIGHT * hidden
+        part = np.maximum(noise, num_coordinates / MANY_COORDINATES)
+        loss = clipped + noise * np.minimum(part, 1.0)
         loss = np.where(self.uppers < LEAST_OF_MIDDLE * self.middle, np.inf, loss)
         return float(self.uppers[np.argmin(loss)])
 

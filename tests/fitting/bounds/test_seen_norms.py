@@ -479,16 +479,16 @@ def test_the_norm_of_least_loss_is_that_by_hand(noise, number):
     found = seen_norms(counts, edges, noise_stddev=0.0, num_rows=10_000)
     assert found is not None
     chosen = found.least_loss(noise, number)
-    weight = min(8.0, 0.6 * number)
 
     def loss(norm: float) -> float:
         clipped = np.maximum(norms - norm, 0.0).sum() / norms.sum()
-        return float(clipped + weight * noise * norm / (10_000 * 0.9))
+        hidden = 8.0 * noise * norm / (10_000 * 0.9)
+        return float(clipped + hidden * min(1.0, max(hidden, number / 14)))
 
     # On a grid, whose norms are rounded up.
     best = min(loss(norm) for norm in edges if norm > 1.8)
     assert loss(chosen) < best + 0.1 * abs(best) + 0.02
-    assert (chosen > 50.0) == (weight * noise < 80.0) and 1.8 < chosen < 200.0
+    assert (chosen > 50.0) == (noise < 10.0) and 1.8 < chosen < 200.0
 
 
 def test_what_clipping_keeps():
