@@ -98,9 +98,7 @@ class GradientCoordinates(NamedTuple):
         silent = np.asarray(self.silent, np.float64)
         if not silent.shape[1]:
             return information
-        projection = np.eye(len(silent)) - silent @ silent.T
-        matrix = projection @ information.matrix @ projection
-        return information._replace(matrix=matrix, silent=silent)
+        return information.with_silent(silent)
 
     def whitened(
         self, information: Information, num_rows: int

@@ -49,14 +49,18 @@ class SecondMoments(NamedTuple):
     units: Units
     place: Float64[np.ndarray, " read"]
 
+    def turn(self, units: Units) -> Float64[np.ndarray, "read read"]:
+        """What takes other coordinates, with these units, to those of the moments."""
+        return np.linalg.solve(
+            np.asarray(self.units, np.float64), np.asarray(units, np.float64)
+        )
+
     def turned(self, units: Units) -> Information:
         """The moments in other coordinates, with these units.
 
         Noise is known to have no part along silent directions in either.
         """
-        turn = np.linalg.solve(
-            np.asarray(self.units, np.float64), np.asarray(units, np.float64)
-        )
+        turn = self.turn(units)
         return Information(
             turn.T @ self.moments.matrix @ turn,
             self.moments.noise_stddev,
@@ -98,7 +102,7 @@ def largest_excess(
       num_rows: Public number of rows.
     """
     within = np.asarray(units, np.float64)
-    turned = np.linalg.solve(np.asarray(second.units, np.float64), within)
+    turned = second.turn(within)
     values, axes = np.linalg.eigh(information.matrix)
     along = turned @ axes
     moments = np.sum(along * (second.moments.matrix @ along), axis=0)

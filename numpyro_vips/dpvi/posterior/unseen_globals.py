@@ -123,13 +123,51 @@ class UnseenGlobals(NamedTuple):
             if other is None:
                 return None
             chances = np.where(doubtful, self.absent, 0.0)
-            normal = _mixed_by_global(normal, other, self.units, chances)
+            normal = self._mixed_by_global(normal, other, chances)
         if self.sums.doubtful.shape[1]:
             other = without(self.sums.doubtful)
             if other is None:
                 return None
             normal = normal.mixed(other, self.sums.chance)
         return normal
+
+    def _mixed_by_global(
+        self,
+        normal: VectorNormal,
+        other: VectorNormal,
+        chances: Float64[np.ndarray, " read"],
+    ) -> VectorNormal:
+        """The posterior of globals of which rows may say nothing.
+
+        Each has the mean of both cases, and no less than the variance that gives the
+        mixture's interval. Others are left as they are.
+
+        Args:
+          normal, other: With what was released of them, and without.
+          chances: How probable it is that rows say nothing of a global.
+        """
+        units, axes = self.units, self.axes
+        read = len(units)
+
+        def of_globals(
+            of: VectorNormal,
+        ) -> tuple[Float64[np.ndarray, " read"], Float64[np.ndarray, " read"]]:
+            return units @ of.loc[:read], np.sum((units @ of.tril[:read]) ** 2, axis=1)
+
+        (mean, variance), (other_mean, other_variance) = map(
+            of_globals, (normal, other)
+        )
+        away = other_mean - mean
+        mixed = variance_with_the_interval_of(
+            np.stack([other_variance, variance], axis=1),
+            np.stack([chances, 1.0 - chances], axis=1),
+        )
+        added = np.maximum(mixed + chances * (1.0 - chances) * away**2 - variance, 0.0)
+        covariance = normal.tril @ normal.tril.T
+        covariance[:read, :read] += (axes * np.where(chances > 0, added, 0.0)) @ axes.T
+        loc = normal.loc.copy()
+        loc[:read] += axes @ (chances * away)
+        return VectorNormal(loc, np.linalg.cholesky(covariance))
 
 
 def without_noise_along(
@@ -144,43 +182,4 @@ def without_noise_along(
         directions = np.hstack([information.silent, directions])
     silent = np.linalg.qr(directions)[0]
     kept = np.eye(len(silent)) - silent @ silent.T
-    matrix = kept @ information.matrix @ kept
-    return kept @ gradient, information._replace(matrix=matrix, silent=silent)
-
-
-def _mixed_by_global(
-    normal: VectorNormal,
-    other: VectorNormal,
-    units: Float64[np.ndarray, "read read"],
-    chances: Float64[np.ndarray, " read"],
-) -> VectorNormal:
-    """The posterior of globals of which rows may say nothing.
-
-    Each has the mean of both cases, and no less than the variance that gives the
-    mixture's interval. Others are left as they are.
-
-    Args:
-      normal, other: With what was released of them, and without.
-      units: U; see `UnseenGlobals`.
-      chances: How probable it is that rows say nothing of a global.
-    """
-    read = len(units)
-
-    def of_globals(
-        of: VectorNormal,
-    ) -> tuple[Float64[np.ndarray, " read"], Float64[np.ndarray, " read"]]:
-        return units @ of.loc[:read], np.sum((units @ of.tril[:read]) ** 2, axis=1)
-
-    (mean, variance), (other_mean, other_variance) = map(of_globals, (normal, other))
-    away = other_mean - mean
-    mixed = variance_with_the_interval_of(
-        np.stack([other_variance, variance], axis=1),
-        np.stack([chances, 1.0 - chances], axis=1),
-    )
-    added = np.maximum(mixed + chances * (1.0 - chances) * away**2 - variance, 0.0)
-    axes = np.linalg.inv(units)
-    covariance = normal.tril @ normal.tril.T
-    covariance[:read, :read] += (axes * np.where(chances > 0, added, 0.0)) @ axes.T
-    loc = normal.loc.copy()
-    loc[:read] += axes @ (chances * away)
-    return VectorNormal(loc, np.linalg.cholesky(covariance))
+    return kept @ gradient, information.with_silent(silent)

@@ -16,7 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from numpyro_vips.vips.m_step.hidden_eigenvalues import hidden_eigenvalues
+from numpyro_vips.vips.m_step.hidden_eigenvalues import (
+    HiddenEigenvalues,
+    hidden_eigenvalues,
+)
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     known_precision,
@@ -26,13 +29,13 @@ from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 from numpyro_vips.vips.units.frames import Frame
 
 # How probable it is beforehand that a column is zero in all rows: one of these.
-ABSENT = np.array([0.01, 0.1, 0.3])
+_ABSENT = np.array([0.01, 0.1, 0.3])
 # By how much the odds are larger for what a schema does not list.
 _UNLISTED = 10.0
 # What is more probable than this is taken for true.
 LIKELY = 0.5
 # The least mean of the entries that is thought of, in standard deviations of the noise.
-LEAST_MEAN = 0.05
+_LEAST_MEAN = 0.05
 # The least that is left of a curvature on the way from zero: the release at zero is no
 # evidence of what is not there at all.
 _LEAST_LEFT = 0.01
@@ -144,13 +147,7 @@ def own_information(
     odds = np.ones(number)
     if unlisted is not None:
         odds[unlisted] = _UNLISTED
-    odds = odds * (ABSENT / (1.0 - ABSENT))[:, None]
-    hidden = hidden_eigenvalues(
-        np.ascontiguousarray(entries.values / entries.stddev),
-        np.ones(number),
-        least=LEAST_MEAN,
-        chances=tuple(tuple(of_set) for of_set in (odds / (1.0 + odds)).tolist()),
-    )
+    hidden = hidden_entries(entries, odds)
     known = known_precision(entries.stddev[:, None] * hidden.values, variance[:, None])
     known = np.hstack([np.zeros((number, 1)), known])
     weights = np.hstack([hidden.nothing[:, None], hidden.weights])
@@ -164,6 +161,25 @@ def own_entries(
     """The quadratic forms of a release along axes, and their noise."""
     values = np.sum(axes * (release.matrix @ axes), axis=0)
     return OwnEntries(values, np.sqrt(2.0 * np.diag(release.noise_between(axes))))
+
+
+def hidden_entries(
+    entries: OwnEntries, odds: Float64[np.ndarray, " chosen"] | float = 1.0
+) -> HiddenEigenvalues:
+    """What entries may be, in standard deviations of their noise.
+
+    Args:
+      entries: What was released of them.
+      odds: By how much the odds that one is zero are larger than those of others.
+    """
+    size = len(entries.values)
+    odds = np.broadcast_to(odds, size) * (_ABSENT / (1.0 - _ABSENT))[:, None]
+    return hidden_eigenvalues(
+        np.ascontiguousarray(entries.values / entries.stddev),
+        np.ones(size),
+        least=_LEAST_MEAN,
+        chances=tuple(tuple(of_set) for of_set in (odds / (1.0 + odds)).tolist()),
+    )
 
 
 def _together(first: OwnEntries, last: OwnEntries) -> OwnEntries:

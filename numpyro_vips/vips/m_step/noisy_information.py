@@ -78,6 +78,18 @@ class Information(NamedTuple):
             return np.full(len(self.matrix), self.limit)
         return self.limit * np.sqrt(2.0 * np.diag(self.noise_between(axes)))
 
+    def with_silent(
+        self, silent: Float64[np.ndarray, "read directions"]
+    ) -> "Information":
+        """The information without its noise along directions of which rows say nothing.
+
+        Args:
+          silent: They, as orthonormal columns.
+        """
+        projection = np.eye(len(silent)) - silent @ silent.T
+        matrix = projection @ self.matrix @ projection
+        return self._replace(matrix=matrix, silent=silent)
+
     def times(self, factor: float) -> "Information":
         """The information of rows that say this many times as much."""
         return self._replace(

@@ -13,12 +13,10 @@ import numpy as np
 from jaxtyping import Float64
 
 from numpyro_vips.vips.m_step.absent_columns import (
-    ABSENT,
-    LEAST_MEAN,
     LIKELY,
+    hidden_entries,
     own_entries,
 )
-from numpyro_vips.vips.m_step.hidden_eigenvalues import hidden_eigenvalues
 from numpyro_vips.vips.m_step.noisy_information import Information
 from numpyro_vips.vips.steps.newton_steps import NewtonTarget
 
@@ -136,13 +134,7 @@ def unseen_sums(
     if not np.all(at_last.stddev > 0):
         return UnseenSums.none(size)
     is_low = np.abs(at_first.values) < _MOST_OF_NOTHING * at_first.stddev
-    hidden = hidden_eigenvalues(
-        np.ascontiguousarray(at_last.values / at_last.stddev),
-        np.ones(len(is_low)),
-        least=LEAST_MEAN,
-        chances=tuple((chance,) for chance in ABSENT.tolist()),
-    )
-    nothing = np.where(is_low, hidden.nothing, 0.0)
+    nothing = np.where(is_low, hidden_entries(at_last).nothing, 0.0)
     doubtful = (nothing > _UNLIKELY) & (nothing <= LIKELY)
     return UnseenSums(
         directions[:, nothing > LIKELY],

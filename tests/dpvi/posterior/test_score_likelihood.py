@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from _gaussian_prior import gaussian_prior
 from _symmetric_noise import symmetric_noise
 
 from numpyro_vips.dpvi.posterior.score_likelihood import (
@@ -15,14 +16,6 @@ from numpyro_vips.vips.m_step.noisy_information import (
     rows_information,
     share_known,
 )
-
-
-def gaussian_prior(mean: np.ndarray, stddev: np.ndarray):
-    def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        away = (points - mean) / stddev
-        return -0.5 * np.sum(away**2, axis=1), -away / stddev
-
-    return log_prior
 
 
 def test_a_gaussian_prior_gives_the_closed_form():

@@ -1,20 +1,13 @@
 """Globals, and sums of them, of which rows may say nothing."""
 
 import numpy as np
+from _gaussian_prior import gaussian_prior
 from _symmetric_noise import symmetric_noise
 
 from numpyro_vips.dpvi.posterior.score_likelihood import Score, normal_of
 from numpyro_vips.dpvi.posterior.unseen_globals import LinearGlobals
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 from numpyro_vips.vips.m_step.noisy_information import Information
-
-
-def gaussian_prior(mean: np.ndarray, stddev: np.ndarray):
-    def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        away = (points - mean) / stddev
-        return -0.5 * np.sum(away**2, axis=1), -away / stddev
-
-    return log_prior
 
 
 def test_of_a_column_that_no_row_has_the_prior_alone_speaks():

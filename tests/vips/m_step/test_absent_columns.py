@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from _logistic_fits import posterior_draws
 from _symmetric_noise import noisy_information
 
 import numpyro_vips as nv
@@ -136,13 +134,6 @@ def test_the_coordinates_are_those_of_the_model():
     assert found.most_known[0] == np.inf and found.most_known[2:].min() > 10.0
 
 
-def model(X: Any, y: Any = None) -> None:
-    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
-    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("people", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=b + X @ w), obs=y)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_encoded", [True, False])
 def test_of_a_column_of_zeros_the_prior_alone_speaks(is_encoded: bool) -> None:
@@ -158,18 +149,10 @@ def test_of_a_column_of_zeros_the_prior_alone_speaks(is_encoded: bool) -> None:
     assert not np.asarray(X)[:, zeros].any()
     w = np.array([0.8, -0.5, 0.0, 1.0])
     means, stddevs = [], []
-    for seed in range(6):
-        y = rng.random(3000) < 1.0 / (1.0 + np.exp(-(0.3 + np.asarray(X) @ w)))
-        vi = nv.PrivateVI(
-            nv.private(model, unit="people"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            insecure_seed=seed,
-            progress_bar=False,
-        )
-        result = vi.run(jax.random.key(seed), X, y.astype(np.int32))
-        draws = np.asarray(result.sample_posterior(jax.random.key(1), (2000,))["w"])
-        means.append(draws.mean(0))
-        stddevs.append(draws.std(0))
+    for draws in posterior_draws(X, 0.3, w, rng, fits=6):
+        drawn = np.asarray(draws["w"])
+        means.append(drawn.mean(0))
+        stddevs.append(drawn.std(0))
     errors, widths = np.asarray(means) - w, np.asarray(stddevs)
     assert np.abs(errors[:, zeros]).mean() < 0.25
     assert widths[:, zeros].mean() > 0.9

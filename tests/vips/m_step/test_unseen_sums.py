@@ -1,15 +1,10 @@
 """Sums of coefficients of which rows say nothing."""
 
-from typing import Any
-
-import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from _logistic_fits import posterior_draws
 from _symmetric_noise import noisy_information
 
-import numpyro_vips as nv
 from numpyro_vips.vips.m_step.noisy_information import Information
 from numpyro_vips.vips.m_step.unseen_sums import unseen_sums
 
@@ -71,13 +66,6 @@ def test_what_is_known_is_not_looked_at():
         assert found.likely.shape[1] + found.doubtful.shape[1] == 0
 
 
-def model(X: Any, y: Any = None) -> None:
-    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
-    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("people", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=b + X @ w), obs=y)
-
-
 @pytest.mark.thorough
 def test_indicators_of_all_categories_leave_a_sum_to_the_prior() -> None:
     """As plain arrays, of which no schema says that they add up to one."""
@@ -85,16 +73,7 @@ def test_indicators_of_all_categories_leave_a_sum_to_the_prior() -> None:
     codes = rng.integers(0, 3, 5000)
     X = np.c_[np.eye(3)[codes], rng.normal(size=5000)].astype(np.float32)
     w, intercepts, differences = np.array([0.8, -0.5, 0.2, 1.0]), [], []
-    for seed in range(6):
-        y = rng.random(5000) < 1.0 / (1.0 + np.exp(-(0.3 + X @ w)))
-        vi = nv.PrivateVI(
-            nv.private(model, unit="people"),
-            budget=nv.PrivacyBudget(1.0, 1e-5),
-            insecure_seed=seed,
-            progress_bar=False,
-        )
-        result = vi.run(jax.random.key(seed), X, y.astype(np.int32))
-        draws = result.sample_posterior(jax.random.key(1), (2000,))
+    for draws in posterior_draws(X, 0.3, w, rng, fits=6):
         drawn = np.asarray(draws["w"])
         intercepts.append((np.mean(draws["b"]), np.std(draws["b"])))
         differences.append(drawn[:, 0].mean() - drawn[:, 1].mean())
