@@ -40,9 +40,9 @@ from numpyro_vips.vips.program.forgotten_steps import (
 )
 from numpyro_vips.vips.program.named_arrays import Values
 from numpyro_vips.vips.program.silent_directions import (
-    directions_silent_in_encodings,
+    InEncodings,
+    seen_in_encodings,
     silent_directions,
-    unlisted_coordinates,
 )
 
 
@@ -212,24 +212,20 @@ def _num_released(structure: Structure) -> int:
     )
 
 
-def _silent(
+def _in_encodings(
     found: _WithFeatures, arguments: ModelArguments, name: str
-) -> Float64[np.ndarray, "size directions"]:
-    """A basis of the directions of a Gaussian factor of which no row says anything.
+) -> InEncodings:
+    """What rows that a schema can make show of a Gaussian factor.
 
     Args:
       found: The model's structure.
       arguments: Its arguments, without rows.
       name: The factor.
     """
-    structure = found.structure
-    of_terms = silent_directions(structure, name, found.row_terms)
-    if of_terms.shape[1] or name not in found.features:
-        return of_terms
-    size = structure.posterior_factors[name].shape[-1]
-    return directions_silent_in_encodings(
-        arguments, found.row_constants, found.features[name], size
-    )
+    size = found.structure.posterior_factors[name].shape[-1]
+    if name not in found.features:
+        return InEncodings(np.zeros((size, 0)), np.zeros(size, bool))
+    return seen_in_encodings(arguments, found.row_constants, found.features[name], size)
 
 
 def program_of(
@@ -278,6 +274,9 @@ def program_of(
     ]
     if starts_apart is None:
         starts_apart = components_start_apart(graph, structure, rows)
+    newton = sorted(structure.newton)
+    of_terms = {name: silent_directions(structure, name, rows) for name in newton}
+    encoded = {name: _in_encodings(found, graph.arguments, name) for name in newton}
     return ConjugateProgram(
         graph=graph,
         structure=structure,
@@ -289,18 +288,10 @@ def program_of(
         prior_terms_by_site=prior,
         features=found.features,
         silent={
-            name: _silent(found, graph.arguments, name)
-            for name in sorted(structure.newton)
+            name: of_terms[name] if of_terms[name].shape[1] else of.silent
+            for name, of in encoded.items()
         },
-        unlisted={
-            name: unlisted_coordinates(
-                graph.arguments,
-                found.row_constants,
-                found.features[name],
-                structure.posterior_factors[name].shape[-1],
-            )
-            for name in sorted(structure.newton & found.features.keys())
-        },
+        unlisted={name: of.unlisted for name, of in encoded.items()},
         factor_terms={
             density.site: tuple(normal_terms(density.unweighted.terms, latents))
             for density in log_joint.densities

@@ -14,7 +14,7 @@ schema can make. DPVI, which has gradients in place of terms, tries these in
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -63,13 +63,25 @@ def silent_directions(
     return _basis(np.stack(found, 1) if found else np.zeros((size, 0)))
 
 
-def directions_silent_in_encodings(
+class InEncodings(NamedTuple):
+    """What the rows that a schema can make show of a Gaussian block.
+
+    Attributes:
+      silent: An orthonormal basis of the directions in which none has a feature.
+      unlisted: Which coordinates have a feature only in rows that it does not list.
+    """
+
+    silent: Float64[np.ndarray, "size directions"]
+    unlisted: Bool[np.ndarray, " size"]
+
+
+def seen_in_encodings(
     arguments: ModelArguments,
     row_constants: RowConstants,
     features: Features,
     size: int,
-) -> Float64[np.ndarray, "size directions"]:
-    """An orthonormal basis of the directions in which no encoded row has a feature.
+) -> InEncodings:
+    """What encoded rows show; nothing where a schema has encoded none.
 
     Args:
       arguments: The model's, of which a schema has encoded some or none.
@@ -77,39 +89,30 @@ def directions_silent_in_encodings(
       features: Those of a Gaussian block.
       size: Coordinates of the block.
     """
-    nothing = np.zeros((size, 0))
     if not arguments.encodings:
-        return nothing
-    found = _features_of_encodings(arguments, row_constants, features, size, "any")
-    sizes = np.sqrt(np.mean(found**2, axis=0)) if len(found) else np.zeros(size)
+        return InEncodings(np.zeros((size, 0)), np.zeros(size, bool))
+    listed, found = (
+        _features_of_encodings(arguments, row_constants, features, size, places)
+        for places in ("listed", "any")
+    )
+    unlisted = np.any(found != 0, axis=0) & ~np.any(listed != 0, axis=0)
+    return InEncodings(_null_space(found), unlisted)
+
+
+def _null_space(
+    features: Float64[np.ndarray, "rows size"],
+) -> Float64[np.ndarray, "size directions"]:
+    """Directions of coordinates that some row has, in which no row has a feature."""
+    size = features.shape[1]
+    sizes = np.sqrt(np.mean(features**2, axis=0)) if len(features) else np.zeros(size)
     seen = np.flatnonzero(sizes > 0)
-    if len(found) < size or not len(seen):
-        return nothing
-    alike = found[:, seen] / sizes[seen]
+    if len(features) < size or not len(seen):
+        return np.zeros((size, 0))
+    alike = features[:, seen] / sizes[seen]
     squares, axes = np.linalg.eigh(alike.T @ alike)
     silent = np.zeros((size, len(seen)))
     silent[seen] = axes / sizes[seen][:, None]
     return _basis(silent[:, squares <= _ROUNDING**2 * squares[-1]])
-
-
-def unlisted_coordinates(
-    arguments: ModelArguments,
-    row_constants: RowConstants,
-    features: Features,
-    size: int,
-) -> Bool[np.ndarray, " size"]:
-    """Which coordinates have a feature only in rows that a schema does not list.
-
-    Args:
-      arguments, row_constants, features, size: See `directions_silent_in_encodings`.
-    """
-    if not arguments.encodings:
-        return np.zeros(size, bool)
-    listed, any_rows = (
-        _features_of_encodings(arguments, row_constants, features, size, places)
-        for places in ("listed", "any")
-    )
-    return np.any(any_rows != 0, axis=0) & ~np.any(listed != 0, axis=0)
 
 
 def _features_of_encodings(
